@@ -55,6 +55,12 @@ def test_jobs_have_every_fault_on_every_role_and_every_preset(choice, parse):
     assert [job.workers for job in jobs] == [schedule.cluster.workers for schedule in schedules]
 
 
+def test_jobs_that_send_exact_gradients_are_counted_by_their_weights():
+    for job in (draw_job(1, number, LOCAL) for number in range(60)):
+        exact = parse_schedule(job.text).cluster.options["codec"] == "identity" and job.preset != "n-softsync"
+        assert job.counts == exact
+
+
 def test_machines_have_faults_that_one_machine_cannot_have():
     kinds = {kind for kind, _ in MACHINES.pairs}
     assert kinds == {"power", "cut", "slow", "lose", "corrupt", "kill", "stall", "terminate"}
@@ -96,7 +102,9 @@ def test_a_good_job_breaks_nothing():
     [
         ({"problems": ("client ended",)}, "client ended"),
         ({"leftovers": ("file x",)}, "left over: file x"),
-        ({"samples": SampleCounts(90, 0, 10)}, "10 samples were never trained"),
+        ({"samples": SampleCounts(90, 0, 10)}, "10 samples were never trained, by the events"),
+        ({"counted": SampleCounts(90, 0, 10)}, "10 samples were never trained, by the weights"),
+        ({"counted": SampleCounts(90, 10, 0)}, "10 samples were trained again, by the weights"),
         ({"memory_growth": 0.5}, "the server's memory grew by 50%"),
         ({"result": {"accuracy": 0.8}}, "accuracy 0.800, without faults 0.920"),
     ],

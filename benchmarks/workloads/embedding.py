@@ -51,7 +51,7 @@ def serve(pipe: Connection, layout: ParameterLayout, by_rows: bool) -> None:
     }
     row = resolve_algorithm("asgd", sparse=by_rows)
     state = State(np.zeros(layout.size, np.float32))
-    running = start_shard(Manifest(entries), state, row, 0, 1, workers=1, token=TOKEN)
+    running = start_shard(Manifest(entries), state, row, 0, 1, workers=1, token=TOKEN, leased=False)
     pipe.send(running.address)
     pipe.recv()
 

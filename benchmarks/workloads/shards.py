@@ -59,7 +59,7 @@ def start(
     }
     state = State(np.zeros(layout.size, np.float32))
     row = resolve_algorithm(algorithm, codec=codec)
-    return start_shard(Manifest(entries), state, row, index, shards, workers=workers, token=TOKEN)
+    return start_shard(Manifest(entries), state, row, index, shards, workers=workers, token=TOKEN, leased=False)
 
 
 def serve_shard(pipe: Connection, *shard: Any) -> None:

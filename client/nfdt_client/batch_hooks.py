@@ -71,7 +71,9 @@ def look_at_batches(callbacks: Sequence[Any]) -> bool:
     return any(saves_at_batches(callback) or looks_at_batches(callback) for callback in callbacks)
 
 
-def plan_pauses(mode: str, algorithm: AlgorithmSpec, callbacks: Sequence[Any], size: int) -> Pauses | None:
+def plan_pauses(
+    mode: str, algorithm: AlgorithmSpec, callbacks: Sequence[Any], size: int, told: set[str]
+) -> Pauses | None:
     """Plan when training pauses for the batch hooks; None means never. Logs which callbacks are approximate.
 
     Args:
@@ -79,6 +81,7 @@ def plan_pauses(mode: str, algorithm: AlgorithmSpec, callbacks: Sequence[Any], s
         algorithm: Algorithm of the job.
         callbacks: Callbacks of the fit.
         size: Batches between two calls of the hooks (``steps_per_execution``).
+        told: Lines that the session has logged, which are not logged again; new ones are added.
     """
     if mode == "exact":
         return lambda done: done + size
@@ -87,21 +90,29 @@ def plan_pauses(mode: str, algorithm: AlgorithmSpec, callbacks: Sequence[Any], s
     savers, lookers = list(filter(saves_at_batches, callbacks)), list(filter(looks_at_batches, callbacks))
     obstacle = _obstacle(algorithm)
     if savers and not obstacle:
-        logger.warning("%s: training stands still at the batches after which it saves (batch_hooks).", _named(savers))
+        _warn(f"{_named(savers)}: training stands still at the batches after which it saves (batch_hooks).", told)
     else:
         lookers = [c for c in callbacks if c in savers or c in lookers]
     if lookers:
-        logger.warning(
-            "%s: the batch hooks are called some steps late, with weights and logs of a later moment; a learning rate "
-            "that they set counts from then on (batch_hooks='approximate'). %s",
-            _named(lookers),
+        remedy = (
             f"Exact ones need another algorithm: {algorithm.name!r} is one {obstacle}."
             if obstacle
-            else "With batch_hooks='exact' every batch waits for its hooks, which is slow.",
+            else "With batch_hooks='exact' every batch waits for its hooks, which is slow."
+        )
+        _warn(
+            f"{_named(lookers)}: the batch hooks are called some steps late, with weights and logs of a later moment; "
+            f"a learning rate that they set counts from then on (batch_hooks='approximate'). {remedy}",
+            told,
         )
     if not savers or obstacle:
         return None
     return lambda done: min(_next_save(saver, done, size) for saver in savers)
+
+
+def _warn(line: str, told: set[str]) -> None:
+    if line not in told:
+        told.add(line)
+        logger.warning("%s", line)
 
 
 def _named(callbacks: Sequence[Any]) -> str:

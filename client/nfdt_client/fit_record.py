@@ -7,7 +7,9 @@ from typing import Any
 
 
 class FitRecord(dict[str, Any]):
-    """Statistics of each worker by its name; ``record["where"]`` is the attribute of that name, and no entry.
+    """Statistics of each worker by its name; ``record["where"]`` is the attribute of that name, and no member.
+
+    ``where`` and ``reason`` are found by name, also by :meth:`get`; loops over the record meet workers only.
 
     Args:
         workers: Statistics of each worker; empty for a fit in the script's process.
@@ -34,3 +36,10 @@ class FitRecord(dict[str, Any]):
         if name in ("where", "reason"):
             return getattr(self, name)
         raise KeyError(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return ``record[name]``, which may be ``where`` or ``reason``; ``default`` where there is no such entry."""
+        try:
+            return self[name]
+        except KeyError:
+            return default

@@ -24,14 +24,13 @@ from nfdt.core.training.gradient_step import GradientStep
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.statistics import PushOutcomes
 from nfdt.core.work.tasks import Task
-from nfdt.transport.base import ParameterClient, Pulled, Pushed
+from nfdt.transport.base import ParameterClient, Pulled, Pushed, PushOptions
 from nfdt.transport.choice import make_choice
 from nfdt.transport.emulated_link import make_link
 from nfdt.transport.stream import StreamClient
 
 Pause = Callable[[float], None]
 Connect = Callable[[ParameterLayout], ParameterClient]
-PLAIN = Task(task=0, start=0, stop=0)  # not part of a synchronous round
 
 
 def connect(
@@ -106,18 +105,19 @@ class GroupExchange:
         """Discard the weights, as they have changed: they are pulled before the next step."""
         self.weights = None
 
-    def push(self, vector: Array, samples: int, rate: float, task: Task) -> None:
+    def push(self, vector: Array, samples: int, rate: float, tasks: Sequence[Task]) -> None:
         """Apply the group's vector, which rank 0 pushes, and receive new weights; collective.
 
         Args:
             vector: Vector to push, equal on all ranks, shape ``(P,)``, float32.
             samples: Number of samples of the vector.
             rate: Factor on the learning rate.
-            task: Position in a synchronous round, whose weights come with the next round.
+            tasks: Leased tasks of the vector; a part of a synchronous round is one, and its weights come with the next
+                round.
         """
         began = time.perf_counter()
-        pushed = self._push(vector, samples, rate, task) if self._client else None
-        if self._is_answered(task):
+        pushed = self._push(vector, samples, rate, tasks) if self._client else None
+        if self._is_answered(tasks[0]):
             self._spread(pushed)
         else:
             self.weights = None
@@ -127,14 +127,16 @@ class GroupExchange:
         """Return whether the reply to the task's push contains weights; else they are pulled before the next step."""
         return self.wants_weights and task.parts <= 1
 
-    def _push(self, vector: Array, samples: int, rate: float, task: Task) -> Pushed:
+    def _push(self, vector: Array, samples: int, rate: float, tasks: Sequence[Task]) -> Pushed:
+        task = tasks[0]
         assert self._client is not None
         # A non-finite gradient is also pushed: all of the shards drop it and close its round.
         if self._shards > 1 and not np.isfinite(vector).all():
             vector = np.full_like(vector, np.nan)
-        numbers = {"round": task.round, "part": task.part, "parts": max(task.parts, 1)}
-        answered = self._is_answered(task)
-        pushed = self._client.push(vector, samples=samples, rate=rate, want_weights=answered, **numbers)
+        options: PushOptions = {"round": task.round, "part": task.part, "parts": max(task.parts, 1), "samples": samples}
+        options |= {"tasks": [t.task for t in tasks], "tickets": b"".join(t.ticket for t in tasks)}
+        options |= {"rate": rate, "want_weights": self._is_answered(task)}
+        pushed = self._client.push(vector, **options)
         self.counts.staleness[pushed.staleness] += 1
         self.counts.batch_sizes[samples] += 1
         self.counts.dropped += not pushed.applied
@@ -212,7 +214,7 @@ class GradientOuter:
             gradient, logs = result.gradient, result.logs
             pause(time.perf_counter() - began)
         mean = np.asarray(self._reduce(gradient * weight))
-        self._exchange.push(mean, samples, rate, task)
+        self._exchange.push(mean, samples, rate, [task])
         return logs
 
     def settle(self) -> None:
@@ -242,7 +244,8 @@ class DeltaOuter:
         self.layout = self.step.layout
         self._exchange = exchange
         self.local_steps = 1
-        self._steps = self._samples = 0
+        self._tasks: list[Task] = []  # of the steps since the last push
+        self._samples = 0
         self._rate = 1.0
 
     def probe(self, batch: Any) -> None:
@@ -260,18 +263,18 @@ class DeltaOuter:
         if self._exchange.weights is None:
             self.step.load(State(self._exchange.pull(), optimizer={}))
         logs = self.step(batch, weight, pause)
-        self._steps += 1
+        self._tasks.append(task)
         self._samples += samples
         self._rate = rate
-        if self._steps >= self.local_steps:
+        if len(self._tasks) >= self.local_steps:
             self.settle()
         return logs
 
     def settle(self) -> None:
         """Push the changes of the steps since the last push; collective. Does nothing without such steps."""
-        if not self._steps:
+        if not self._tasks:
             return
         pulled = self._exchange.held()
-        self._exchange.push(pulled - self.step.weights(), self._samples, self._rate, PLAIN)
-        self._steps = self._samples = 0
+        self._exchange.push(pulled - self.step.weights(), self._samples, self._rate, self._tasks)
+        self._tasks, self._samples = [], 0
         self.step.load(State(self._exchange.held(), optimizer={}))

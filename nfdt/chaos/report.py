@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from nfdt.chaos.accounting import SampleCounts, count_samples, last_logs, recovered_at
+from nfdt.chaos.counting import read_counts
 from nfdt.chaos.trial import TrialRecord
+from nfdt.core.errors import NfdtError
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,9 @@ class ChaosReport:
 
     Attributes:
         faults: All faults of the plan.
-        samples: Samples trained once, again and never.
+        samples: Samples trained once, again and never, from the events of the script's jobs; None: there was no script.
+        counted: The same from the weights of the counting model; None: it was not trained.
+        why_not_counted: The reason why it was not.
         result: Logs of the last epoch.
         undisturbed: Those of the same script without faults; None: it was not run.
         leftovers: Remains after the end, in words.
@@ -49,42 +54,65 @@ class ChaosReport:
     """
 
     faults: tuple[FaultOutcome, ...]
-    samples: SampleCounts
+    samples: SampleCounts | None
     result: Mapping[str, float]
     undisturbed: Mapping[str, float] | None = None
     leftovers: tuple[str, ...] = ()
     memory_growth: float | None = None
     problems: tuple[str, ...] = field(default=())
+    counted: SampleCounts | None = None
+    why_not_counted: str = ""
 
     @property
     def survived(self) -> bool:
-        """Whether all faults were injected and survived, every sample was trained, and nothing is left."""
-        well = not self.problems and not self.leftovers and not self.samples.never
-        return well and all(fault.survived for fault in self.faults)
+        """Whether all faults were injected and survived, samples were trained as promised, and nothing is left."""
+        well = not self.problems and not self.leftovers and not (self.samples and self.samples.never)
+        exact = self.counted is None or not (self.counted.again or self.counted.never)
+        return well and exact and all(fault.survived for fault in self.faults)
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
         return {"survived": self.survived, **asdict(self)}
 
 
-def make_report(record: TrialRecord, undisturbed: TrialRecord | None = None) -> ChaosReport:
-    """Return the report of a trial.
+def make_report(
+    record: TrialRecord | None,
+    undisturbed: TrialRecord | None = None,
+    *,
+    counting: TrialRecord | None = None,
+    counts: Path | None = None,
+    why_not_counted: str = "",
+) -> ChaosReport:
+    """Return the report of a schedule.
 
     Args:
-        record: The trial.
+        record: The trial of a script; None: only the counting model was trained.
         undisturbed: Trial of the same script without faults.
+        counting: The trial of the counting model under the same schedule.
+        counts: File to which the counting model has written its counts.
+        why_not_counted: Why there are none.
     """
+    problems = [*(record.problems if record is not None else ())]
+    problems += [f"undisturbed: {one}" for one in (undisturbed.problems if undisturbed is not None else ())]
+    problems += [f"counting model: {one}" for one in (counting.problems if counting is not None else ())]
+    counted = None
+    if counts is not None:
+        try:
+            counted = read_counts(counts)
+        except NfdtError as error:
+            problems.append(str(error))
+    records = [one for one in (record, counting) if one is not None]
+    growths = [b[-1] / b[0] - 1 for one in records for b in one.server_bytes.values() if len(b) > 1]
     return ChaosReport(
-        faults=_outcomes(record),
-        samples=count_samples(record.jobs),
-        result=last_logs(record.jobs),
+        faults=tuple(outcome for one in records for outcome in _outcomes(one)),
+        samples=None if record is None else count_samples(record.jobs),
+        result=last_logs(records[0].jobs),
         undisturbed=None if undisturbed is None else last_logs(undisturbed.jobs),
-        leftovers=tuple(record.leftovers.all()),
-        memory_growth=max((b[-1] / b[0] - 1 for b in record.server_bytes.values() if len(b) > 1), default=None),
-        problems=(
-            *record.problems,
-            *(f"undisturbed: {one}" for one in (undisturbed.problems if undisturbed is not None else ())),
-        ),
+        leftovers=tuple(left for one in records for left in one.leftovers.all()),
+        memory_growth=max(growths, default=None),
+        problems=tuple(problems),
+        counted=counted,
+        why_not_counted=why_not_counted,
     )
 
 

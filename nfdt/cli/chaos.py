@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,8 +29,17 @@ COLUMNS = ("fault", "target", "at s", "recovery s", "survived")
 def describe_report(report: ChaosReport) -> str:
     """Return the report as text."""
     lines = [render(COLUMNS, [_row(fault) for fault in report.faults], left=2)] if report.faults else []
-    samples, growth = report.samples, report.memory_growth
-    lines.append(f"samples: {samples.once} trained once, {samples.again} again, {samples.never} never")
+    growth, found = (
+        report.memory_growth,
+        {"the job's events": report.samples, "the weights of the counting model": report.counted},
+    )
+    lines += [
+        f"samples, from {where}: {counts.once} trained once, {counts.again} again, {counts.never} never"
+        for where, counts in found.items()
+        if counts is not None
+    ]
+    if report.why_not_counted:
+        lines.append(f"samples, from weights: not counted, as {report.why_not_counted}")
     if report.undisturbed is not None:
         lines.append(f"result without faults: {_numbers(report.undisturbed)}")
     lines.append(f"result: {_numbers(report.result)}")
@@ -63,7 +72,7 @@ def _new_folder(path: Path) -> Path:
 
 @click.command(cls=ScriptCommand)
 @click.argument("schedule", type=FILE)
-@script_argument()
+@script_argument(required=False)
 @click.option("--compare", is_flag=True, help="Run the script without faults first, and show both results.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report there.")
 @click.option("--logs", type=click.Path(path_type=Path), help="New folder for the logs; kept in any case.")
@@ -72,7 +81,7 @@ def _new_folder(path: Path) -> Path:
 def chaos(
     context: click.Context,
     schedule: str,
-    script: Script,
+    script: Script | None,
     compare: bool,
     json_file: Path | None,
     logs: Path | None,
@@ -80,27 +89,43 @@ def chaos(
 ) -> None:
     """Run SCRIPT on a cluster of this machine, inject the faults of SCHEDULE, and report what became of each.
 
-    The trial is given up when a job reports nothing for --patience seconds.
-    The exit code is 0 only if every fault was injected and survived, every sample was trained, and nothing is left.
+    Then a model whose weights count its samples is trained under the same schedule; without SCRIPT, only that model.
+    A trial is given up when a job reports nothing for --patience seconds.
+    The exit code is 0 only if every fault was injected and survived, every sample was trained, the counts are exact,
+    and nothing is left.
     """
     require_server_packages("nfdt chaos")
+    from nfdt.chaos.counting import counting_script, length_for, why_not_counted
     from nfdt.chaos.report import make_report
     from nfdt.chaos.schedule import read_schedule
+    from nfdt.chaos.timing import plan_faults
     from nfdt.chaos.trial import local_trial
 
     end_on_sigterm()
     plan = read_schedule(Path(schedule))
-    words = [*(["-m"] if script.is_module else []), script.name, *script.args]
+    reason = why_not_counted(plan.cluster.options)
+    if script is None and (reason or compare):
+        raise UsageError(
+            f"SCRIPT: expected one, as {reason or '--compare compares its results'}. Received: none. Add a script."
+        )
     folder = Path(tempfile.mkdtemp(prefix="nfdt-chaos-")) if logs is None else _new_folder(logs.absolute())
 
-    def run(name: str, faults: bool) -> TrialRecord:
+    def run(name: str, words: Sequence[str], *, faults: bool = True) -> TrialRecord:
         chosen = plan if faults else plan.model_copy(update={"fault": ()})
         return local_trial(
             chosen, words, folder / name, patience_s=patience, log=lambda line: click.echo(line, err=True)
         ).run()
 
-    undisturbed = run("undisturbed", False) if compare else None
-    report = make_report(run("chaos", True), undisturbed)
+    undisturbed = record = counting = counts = None
+    if script is not None:
+        words = [*(["-m"] if script.is_module else []), script.name, *script.args]
+        undisturbed = run("undisturbed", words, faults=False) if compare else None
+        record = run("chaos", words)
+    if not reason:
+        counts = folder / "counts.json"
+        (folder / "counting.py").write_text(counting_script(counts, **length_for(plan_faults(plan))), encoding="utf-8")
+        counting = run("counting", [str(folder / "counting.py")])
+    report = make_report(record, undisturbed, counting=counting, counts=counts, why_not_counted=reason)
     if json_file is not None:
         json_file.write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
     click.echo(describe_report(report))

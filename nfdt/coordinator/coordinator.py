@@ -13,7 +13,7 @@ effects of :meth:`Coordinator.drain` after each call. For a worker whose instruc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from nfdt.consistency import ConsistencyPolicy
@@ -133,7 +133,7 @@ class Coordinator:
         self._effects.emit("worker_joined", worker=worker, index=index, **(details or {}))
 
     def left(self, worker: str, reason: str) -> None:
-        """Remove a worker and requeue its work. A second call does nothing."""
+        """Remove a worker and requeue its work, as far as the shards lack it. A second call does nothing."""
         member = self._members.leave(worker, reason, self._clock.now())
         if member is None:
             return
@@ -141,9 +141,20 @@ class Coordinator:
         requeued = self._run.current.lost(worker) if self._run else 0
         if not member.released:
             self._effects.emit("worker_lost", worker=worker, reason=reason, requeued=requeued)
-        self._effects.add(ForgetWorker(worker))
+        self._effects.add(ForgetWorker(worker, self._run.training.book.doubtful(worker) if self._run else ()))
         if self._planner.dataset is not None:
             self._planner.dataset.forget(worker)
+        self._epochs.advance()
+
+    def forgotten(self, worker: str, applied: Sequence[Collection[int]]) -> None:
+        """Record the answer to ForgetWorker: no shard applies anything more of the worker.
+
+        Args:
+            worker: The worker.
+            applied: For each shard, those of the worker's tasks that it has applied.
+        """
+        if self._run and self._run.training.book.resolve(worker, applied):
+            self._effects.useful(self._clock.now(), self.epoch, self._run.training)
         self._epochs.advance()
 
     def retire_all(self) -> None:

@@ -81,6 +81,11 @@ class EpochPlanner:
             return Epoch(self._book(dataset.begin(), counted=True), dataset.steps, 0, ranks, dataset.iteration)
         return self._planned(epoch, self._plan(epoch, parts), ranks, sizes)
 
+    @property
+    def next_task(self) -> int:
+        """Number above those of all tasks of the epochs that have begun."""
+        return (self._position or self._first_position(0)).task
+
     def beginning(self, epoch: int) -> EpochProgress | None:
         """Return the state of an epoch before it begins; None: it begins with the job, or its rows have no numbers."""
         if not self._keeps or self.spec.train.planned is None:
@@ -99,7 +104,7 @@ class EpochPlanner:
         else:
             self._position = plan.end
             book = self._book(source, rounds=self._synchronous, counted=not self.spec.train.sized)
-        book.skip(begun)
+        book.skip(begun, plan.row_samples)
         return Epoch(book, len(plan), self._order_crc, ranks)
 
     def _progress_at(self, epoch: int, begin: Position) -> EpochProgress:
@@ -173,9 +178,9 @@ class EpochPlanner:
         """Return the position of the first epoch: in a restarted job, that of the first row of its progress."""
         steps, begun = self.spec.fit.steps_per_epoch, self._begun(epoch)
         if begun is None or not begun.rows:
-            return Position(pass_index=epoch if steps is None else 0)
+            return Position(epoch if steps is None else 0, task=begun.task if begun is not None else 0)
         pass_index, row, _ = begun.rows[0]
-        return Position(pass_index, 0 if steps is None else row)
+        return Position(pass_index, 0 if steps is None else row, begun.task)
 
 
 def _source(plan: TaskPlan, sizes: LocalSizes | None) -> PlannedTasks | SizedTasks:

@@ -143,7 +143,7 @@ class Validating:
 
     def lost(self, worker: str) -> int:
         """Requeue the rows of a lost worker."""
-        return self._book.lose(worker)
+        return self._book.give_back(worker)
 
     @property
     def done(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Sequence
 
 from nfdt.coordinator.effect_queue import EffectQueue
 from nfdt.coordinator.epoch_plan import EpochPlanner
@@ -57,11 +57,11 @@ class Recovery:
         self._lease_rounds()
         self._epochs.advance()
 
-    def settle(self, contained: Mapping[str, int], *, exact: bool = False) -> None:
+    def settle(self, contained: Sequence[Container[int]], *, exact: bool = False) -> None:
         """Record that a snapshot is stored, which began with :meth:`quiesce` and after the last loss.
 
         Args:
-            contained: Sequence number of each worker's last push that all shards' parts of the snapshot contain.
+            contained: For each shard, the tasks that its part of the snapshot contains.
             exact: Whether the snapshot contains everything that is finished.
         """
         if self._book is not None:
@@ -70,8 +70,10 @@ class Recovery:
     def progress(self) -> EpochProgress | None:
         """Return the settled part of the current epoch; None: it begins with the job, or its rows have no numbers."""
         if self._book is not None:
-            return self._book.progress(self._epochs.epoch)
-        return self._planner.beginning(self._epochs.epoch) if self._epochs.ended is None else None
+            progress = self._book.progress(self._epochs.epoch)
+        else:
+            progress = self._planner.beginning(self._epochs.epoch) if self._epochs.ended is None else None
+        return progress and progress.model_copy(update={"task": self._planner.next_task})
 
     @property
     def trained(self) -> bool:

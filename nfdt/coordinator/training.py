@@ -115,10 +115,10 @@ class TrainingPhase:
 
     def absorb(self, member: Member, report: Report, now: float) -> bool:
         """Mark tasks as finished, requeue those that the worker has not begun, record its speed and running logs."""
-        name, samples, sequences = member.name, report.samples, report.sequences
+        name, samples = member.name, report.samples
         computes = len(report.in_flight) > self._decisions.plan.overlap  # it has begun one task more than it has pushed
         member.free_at = now + (self._decisions.leases.step_s(member) if computes else 0.0)
-        finished = (self.book.finish(name, n, samples.get(n), sequences.get(n, 0)) for n in report.finished)
+        finished = (self.book.finish(name, n, samples.get(n)) for n in report.finished)
         tasks = [task for task in finished if task]
         if report.finished or report.in_flight:
             self._given.add(member.name)
@@ -136,7 +136,7 @@ class TrainingPhase:
         return True
 
     def lost(self, worker: str) -> int:
-        """Requeue the tasks of a lost worker."""
+        """Take back the tasks of a lost worker; see :meth:`LeaseBook.lose`."""
         return self.book.lose(worker)
 
     def rewind(self) -> int:

@@ -18,6 +18,9 @@ import numpy as np
 # Functional: kind of a model that is a graph of layers; keras.Model(inputs, outputs) returns one.
 from keras.src.models.functional import Functional
 
+# inject_functional_model_class: puts Functional in the place of Model among the bases of a class and of its bases.
+from keras.src.models.model import inject_functional_model_class
+
 # map_graph: the nodes of a graph, which their operations' numbers identify.
 from keras.src.ops.function import map_graph
 
@@ -87,6 +90,16 @@ TORCH_OPTIMIZERS = "keras.src.backend.torch.optimizers."
 LAMBDA_METHOD = "_serialize_function_to_config"
 """Method of a Lambda layer that marshals Python functions, which loses their globals."""
 
+CHECKPOINT_ATTRIBUTES = frozenset(
+    f"_self_{name}"
+    for name in (
+        *("setattr_tracking", "update_uid", "name_based_restores", "saveable_object_factories"),
+        *("unconditional_checkpoint_dependencies", "unconditional_dependency_names"),
+        "unconditional_deferred_dependencies",
+    )
+)
+"""Attributes that TensorFlow's ``Trackable`` and ``AutoTrackable`` give an object, and make again when needed."""
+
 
 # ---- models
 
@@ -101,9 +114,40 @@ def require_compiled(model: Any) -> None:
     model._assert_compile_called("fit")
 
 
-def compile_arguments(model: Any) -> Any:
-    """Return the arguments of ``Model.compile``: ``_compile_config`` records the innermost call."""
-    return model._compile_config.config
+def compiled_arguments(model: Any) -> dict[str, Any]:
+    """Return arguments of ``compile`` with which another model trains as this one, the optimizer left out.
+
+    ``compile`` replaces ``_compile_loss`` and ``_compile_metrics`` only if it is given a loss, or metrics: those of
+    earlier calls stay, while ``_compile_config`` records the last call alone. Metrics that are built keep what they
+    have made of "accuracy" for the targets of their first batch.
+    """
+    loss, metrics = model._compile_loss, model._compile_metrics
+    return {
+        "loss": None if loss is None else loss._user_loss,
+        "loss_weights": None if loss is None else loss._user_loss_weights,
+        "metrics": None if metrics is None else _as_built(metrics, metrics._user_metrics, "_flat_metrics"),
+        "weighted_metrics": None
+        if metrics is None
+        else _as_built(metrics, metrics._user_weighted_metrics, "_flat_weighted_metrics"),
+        "run_eagerly": model.run_eagerly,
+        "steps_per_execution": model.steps_per_execution,
+        "jit_compile": model.jit_compile,
+    }
+
+
+def _as_built(metrics: Any, given: Any, attribute: str) -> Any:
+    """Return the metrics of each output where "accuracy" was one of those given and has become one of its classes.
+
+    ``_flat_metrics`` has one ``MetricsList`` per output, in an order that ``compile`` accepts where the outputs are a
+    flat list or dictionary, as ``_resolved_output_names`` tells.
+    """
+    ambiguous = any(str(leaf).lower() in ("accuracy", "acc") for leaf in keras.tree.flatten(given or []))
+    if not ambiguous or not metrics.built:
+        return given
+    found = [held and list(held.metrics) for held in getattr(metrics, attribute)]
+    if len(found) == 1:
+        return found[0]
+    return found if metrics._resolved_output_names is not None else given
 
 
 def build_symbolically(model: Any, specs: Any) -> None:
@@ -260,14 +304,20 @@ def attributes_of_one_process(obj: Any) -> dict[str, Any]:
 
 
 def is_checkpoint_attribute(name: str) -> bool:
-    """Return whether TensorFlow keeps an attribute for its checkpoints: ``_self_...``, made again when needed."""
-    return name.startswith("_self_")
+    """Return whether TensorFlow keeps an attribute for its checkpoints; see :data:`CHECKPOINT_ATTRIBUTES`."""
+    return name in CHECKPOINT_ATTRIBUTES
 
 
 def is_built_by(obj: Any, method: Any) -> bool:
     """Return whether a method is the closure that ``Layer.__new__`` made for this object; ``__wrapped__`` is bound."""
     wrapped = getattr(method, "__wrapped__", None)
     return wrapped is not None and getattr(wrapped, "__self__", None) is obj
+
+
+def make_functional(cls: type) -> None:
+    """Give a class the bases that ``Model.__init__(inputs, outputs)`` gives the class of its object."""
+    if not issubclass(cls, Functional):
+        inject_functional_model_class(cls)
 
 
 def blank_layer(cls: type) -> Any:

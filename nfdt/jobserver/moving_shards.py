@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from nfdt.core.errors import ServerUnreachable
@@ -87,9 +87,9 @@ class MovingShards:
         self.rate = value
         self._call(lambda shards: shards.set_learning_rate(value))
 
-    def forget(self, worker: str) -> None:
+    def forget(self, worker: str, tasks: Sequence[int]) -> list[frozenset[int]]:
         """See :class:`ShardClients`."""
-        self._call(lambda shards: shards.forget(worker))
+        return self._call(lambda shards: shards.forget(worker, tasks))
 
     def statistics(self) -> list[Any]:
         """See :class:`ShardClients`."""

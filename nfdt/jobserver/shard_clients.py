@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,17 +15,16 @@ import grpc
 
 from nfdt.core.arrays.layout import Array, ParameterLayout
 from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
-from nfdt.core.errors import NfdtError, ProtocolError, ShapeMismatch
+from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State
-from nfdt.core.sharding.records import closed_round_of, join_records, sequences_of
+from nfdt.core.sharding.records import closed_round_of, join_records
 from nfdt.core.sharding.state_cut import StateCut
 from nfdt.core.wire import shards_pb2 as pb
 from nfdt.core.wire import shards_pb2_grpc
 from nfdt.core.wire.channel import CHUNK_BYTES, DATA_BYTES, is_loopback, open_channel, split_address
 from nfdt.core.wire.status import translated
-
-_log = logging.getLogger(__name__)
+from nfdt.core.work.task_numbers import TaskNumbers
 
 CALL_TIMEOUT_S = 60.0
 STATE_TIMEOUT_S = 600.0
@@ -42,20 +40,14 @@ class ShardSnapshot:
     Attributes:
         state: Weights and optimizer variables.
         records: Records of all shards; see :mod:`nfdt.core.sharding.records`.
-        sequences: For each shard, the sequence number of each worker's last push; empty in a job with rounds.
+        tasks: For each shard, the tasks whose updates it contains; none in a job with rounds.
         closed_rounds: For each shard, its newest closed round; 0 in a job without rounds.
     """
 
     state: State
     records: Mapping[str, Array]
-    sequences: tuple[Mapping[str, int], ...]
+    tasks: tuple[TaskNumbers, ...]
     closed_rounds: tuple[int, ...]
-
-    @property
-    def contained(self) -> dict[str, int]:
-        """For each worker, the sequence number of the last push that all shards have received."""
-        workers = sorted(set().union(*self.sequences))
-        return {worker: min(shard.get(worker, 0) for shard in self.sequences) for worker in workers}
 
 
 class ShardClients(Protocol):
@@ -73,8 +65,8 @@ class ShardClients(Protocol):
         """Set the learning rate."""
         ...
 
-    def forget(self, worker: str) -> None:
-        """Drop the backups of a lost worker."""
+    def forget(self, worker: str, tasks: Sequence[int]) -> list[frozenset[int]]:
+        """Drop the backups of a lost worker and refuse its pushes; return those of its tasks that each has applied."""
         ...
 
     def statistics(self) -> list[Mapping[str, Any]]:
@@ -167,12 +159,10 @@ class GrpcShardClients:
         """Set the learning rate."""
         self._administer(pb.AdminRequest(learning_rate=pb.ShardLearningRate(value=value)))
 
-    def forget(self, worker: str) -> None:
-        """Drop the backups of a lost worker. The loss of a shard ends the job elsewhere."""
-        try:
-            self._administer(pb.AdminRequest(forget=pb.ForgetWorker(worker=worker)))
-        except NfdtError as error:
-            _log.info("%s", error)
+    def forget(self, worker: str, tasks: Sequence[int]) -> list[frozenset[int]]:
+        """Drop the backups of a lost worker and refuse its pushes; return those of its tasks that each has applied."""
+        replies = self._administer(pb.AdminRequest(forget=pb.ForgetWorker(worker=worker, tasks=tasks)))
+        return [frozenset(reply.applied) for reply in replies]
 
     def statistics(self) -> list[Mapping[str, Any]]:
         """Return the counts of each shard, in order."""
@@ -212,8 +202,8 @@ class GrpcShardClients:
             for index in shards:
                 copies.count(index)
         records = [_records_of(index, part) for index, part in enumerate(parts)]
-        sequences, closed_rounds = map(sequences_of, records), map(closed_round_of, records)
-        return ShardSnapshot(self._joined(parts), join_records(records), tuple(sequences), tuple(closed_rounds))
+        tasks = tuple(TaskNumbers(each.get("tasks", ())) for each in records)
+        return ShardSnapshot(self._joined(parts), join_records(records), tasks, tuple(map(closed_round_of, records)))
 
     def _joined(self, parts: Sequence[Mapping[str, Array]]) -> State:
         return self._cut.joined([(part["weights"], _optimizer_of(part)) for part in parts])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nfdt.coordinator.coordinator import Coordinator
@@ -131,9 +131,12 @@ class TrainingLoop(EffectHandler):
             self._coordinator.flushed(epoch)
             context.changed.notify_all()
 
-    def forget_worker(self, worker: str) -> None:
-        """Free what the shards keep for a lost worker."""
-        self._training.shards.forget(worker)
+    def forget_worker(self, worker: str, tasks: Sequence[int]) -> None:
+        """Free what the shards keep for a lost worker; its tasks that they have applied are not trained again."""
+        applied = self._training.shards.forget(worker, tasks)
+        with self._context.changed:
+            self._coordinator.forgotten(worker, applied)
+            self._context.changed.notify_all()
 
     def give_up(self, worker: str, reason: str) -> None:
         """End the process of a worker that was silent too long."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from nfdt.core.errors import AuthenticationFailed
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.core.wire.job_token import worker_of
+from nfdt.core.wire.job_token import task_ticket, worker_of
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.messages import read_move, to_reply, to_report
 from nfdt.jobserver.job_context import JobContext
@@ -57,7 +58,7 @@ class WorkerCalls:
                     context.changed.notify_all()
                     report = None
                 if not isinstance(instruction, ins.Wait):
-                    job_slot.reply = self._with_share(to_reply(instruction), job_slot)
+                    job_slot.reply = self._with_share(to_reply(self._with_tickets(instruction, job_slot)), job_slot)
                 elif (left := deadline - context.clock.now()) <= 0 or not alive() or job_slot.slot.dismissed:
                     break
                 else:
@@ -98,6 +99,14 @@ class WorkerCalls:
             training.coordinator.excuse(job_slot.name)  # its report is about shards that are gone
             return ins.Wait() if request.busy else read_move(slots.move_message(job_slot))
         return training.coordinator.next(job_slot.name, report)
+
+    def _with_tickets(self, instruction: ins.Instruction, job_slot: JobSlot) -> ins.Instruction:
+        """Add the tickets of leased tasks, which the worker shows to the shards."""
+        if not isinstance(instruction, ins.Work):
+            return instruction
+        key, name = self._context.slots.shard_key.encode(), job_slot.name.encode()
+        tasks = [replace(t, ticket=task_ticket(key, name, t.task, t.round, t.part)) for t in instruction.tasks]
+        return replace(instruction, tasks=tuple(tasks))
 
     def _with_share(self, reply: pb.NextReply, job_slot: JobSlot) -> pb.NextReply:
         """Add the worker's share of the work to the beginning of an epoch."""

@@ -1,27 +1,29 @@
-"""Leases of tasks: every task is computed exactly once, or again if its worker or its update is lost."""
+"""Leases of tasks: the update of every task is applied once; it is computed again only if it is lost."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, groupby
 
 from nfdt.core.specs.job import EpochProgress
-from nfdt.schedulers.row_set import RowSet
+from nfdt.schedulers.held import HeldTasks
+from nfdt.schedulers.settlement import Settlement
 from nfdt.schedulers.sources import TaskSource
 from nfdt.schedulers.tasks import Task
-from nfdt.schedulers.unsettled import UnsettledTasks
 
 
 class LeaseBook:
     """The state of one epoch's tasks: unleased, leased, finished, settled.
 
-    A task is leased to one worker at a time; only that worker can finish it. :meth:`lose` requeues a lost
-    worker's tasks before all others, :meth:`give_back` those that it has not begun.
+    A task is leased to one worker at a time; only that worker can finish it. :meth:`give_back` requeues those that a
+    worker has not begun, before all others. The tasks of a lost worker are doubtful until :meth:`resolve`, which is
+    told what the shards have applied of them. Tasks are requeued as they were, with the same numbers: a shard that has
+    applied one does not apply it again.
 
     A finished task is settled once a snapshot of the shards contains its update. :meth:`rewind` requeues all tasks that
-    are not settled, because the shards have gone back to their last snapshot.
+    the last snapshot lacks, because the shards have gone back to it.
 
     Args:
         source: Source of the tasks.
@@ -51,12 +53,11 @@ class LeaseBook:
         self._keeps = keeps
         self._ready: deque[Task] = deque()  # taken from the source, not leased: returned or parts of the open round
         self._redo: deque[list[Task]] = deque()  # rounds that are leased again before those of the source
-        self._held: dict[str, dict[int, Task]] = {}
+        self._held = HeldTasks()
+        self._partly = set[int]()  # tasks that some shards have applied
         self._round_begun = False
         self._quiesced = False
-        self._unsettled = UnsettledTasks()
-        self._settled = RowSet()
-        self._settled_round = 0
+        self._settlement = Settlement()
 
     # ---- leases
 
@@ -73,12 +74,12 @@ class LeaseBook:
             tasks = self._source.take(worker, limit)
         if tasks:
             self._round_begun = True
-            self._held.setdefault(worker, {}).update((t.task, t) for t in tasks)
+            self._held.add(worker, tasks)
         return tuple(tasks)
 
     def held(self, worker: str, *, begun: Collection[int] = ()) -> tuple[Task, ...]:
         """Return the tasks that the worker holds, without those whose numbers are in ``begun``."""
-        return tuple(task for number, task in self._held.get(worker, {}).items() if number not in begun)
+        return self._held.of(worker, begun=begun)
 
     def join(self, worker: str) -> None:
         """Let a worker take part in the epoch."""
@@ -86,34 +87,30 @@ class LeaseBook:
 
     def holders(self) -> tuple[str, ...]:
         """Return the workers that hold tasks."""
-        return tuple(w for w, tasks in self._held.items() if tasks)
+        return self._held.holders
 
     @property
     def leased(self) -> int:
-        """Number of tasks that are held."""
-        return sum(map(len, self._held.values()))
+        """Number of tasks that are held or doubtful."""
+        return len(self._held)
 
-    def finish(self, worker: str, task: int, samples: int | None = None, sequence: int = 0) -> Task | None:
-        """Finish and return a task that the worker holds; None if the worker does not hold it (any more).
+    def finish(self, worker: str, task: int, samples: int | None = None) -> Task | None:
+        """Finish and return a task, of ``samples`` if the worker counts; None if it does not hold it (any more)."""
+        done = self._held.pop(worker, task)
+        if done is not None:
+            done = replace(done, samples=samples) if self._counted and samples is not None else done
+            self._count(done)
+        return done
 
-        ``samples`` is the number that the worker has counted, ``sequence`` the number of its push; without a push (0)
-        the task is settled at once, unless it is a part of a round.
-        """
-        done = self._held.get(worker, {}).pop(task, None)
-        if done is None:
-            return None
-        if self._counted and samples is not None:
-            done = replace(done, samples=samples)
+    def _count(self, done: Task) -> None:
         self.samples_finished += done.samples
-        push = 1 if self._rounds else sequence  # rounds are settled as a whole
-        if not (self._keeps and self._unsettled.add(done, worker, push)):
-            self._settle(done)
+        if self._keeps:
+            self._settlement.finished(done)
         if not self._rounds or not self._in_flight:
             self._finished += 1
             self._round_begun = False
             if self._rounds and self._quiesced:
-                self._unsettled.mark()
-        return done
+                self._settlement.mark()
 
     def divide(self, weights: Mapping[str, float]) -> None:
         """Reserve the unleased tasks for these workers, in proportion."""
@@ -121,23 +118,46 @@ class LeaseBook:
 
     def give_back(self, worker: str, *, begun: Collection[int] = ()) -> int:
         """Requeue the tasks that the worker holds but has not begun; return their number."""
-        held = self._held.pop(worker, {})
-        tasks = self._source.returned([task for number, task in held.items() if number not in begun])
-        self._held[worker] = {number: task for number, task in held.items() if number in begun}
+        tasks = self._source.returned(self._held.take(worker, begun=begun))
         self._ready.extendleft(reversed(tasks))
         return len(tasks)
 
     def lose(self, worker: str) -> int:
-        """Requeue the tasks of a lost worker; return their number. A second call returns 0."""
+        """Take back the tasks of a lost worker; return their number. A second call returns 0.
+
+        Parts of a round are requeued at once, because shards tell them apart by round and part.
+        """
         self._source.release(worker)
-        return self.give_back(worker)
+        return self.give_back(worker) if self._rounds else self._held.doubt(worker)
+
+    def doubtful(self, worker: str) -> tuple[int, ...]:
+        """Return the numbers of a lost worker's tasks that the shards may have applied."""
+        return tuple(task.task for task in self._held.doubtful(worker))
+
+    def resolve(self, worker: str, applied: Sequence[Container[int]]) -> int:
+        """Finish the doubtful tasks that all shards have applied and requeue the others; return the number finished.
+
+        ``applied`` has the tasks that each shard has applied. Does nothing for tasks that :meth:`rewind` has requeued.
+        """
+        tasks = self._held.resolve(worker)
+        by = {task.task: sum(task.task in shard for shard in applied) for task in tasks}
+        lacking = [task for task in tasks if by[task.task] < max(1, len(applied))]
+        self._partly.update(task.task for task in lacking if by[task.task])
+        self._ready.extendleft(reversed(self._source.returned(lacking)))
+        for task in tasks:
+            if task not in lacking:
+                self._count(task)
+        return len(tasks) - len(lacking)
 
     def stop(self) -> None:
-        """Drop unleased tasks; a round that has begun is still completed."""
+        """Drop unleased tasks; a round, and a task that some shards have applied, is still completed."""
         self._source.drop()
         self._redo.clear()
         if not (self._rounds and self._round_begun):
-            self._ready.clear()
+            self._ready = deque(task for task in self._ready if self._is_begun(task))
+
+    def _is_begun(self, task: Task) -> bool:
+        return task.task in self._partly or self._settlement.is_partly_contained(task)
 
     # ---- snapshots of the shards
 
@@ -145,7 +165,7 @@ class LeaseBook:
         """Record that a snapshot begins; lease no new round until :meth:`go_on`."""
         self._quiesced = True
         if self.is_quiet:
-            self._unsettled.mark()
+            self._settlement.mark()
 
     @property
     def is_quiet(self) -> bool:
@@ -156,28 +176,31 @@ class LeaseBook:
         """Lease rounds again."""
         self._quiesced = False
 
-    def settle(self, contained: Mapping[str, int] | None = None) -> None:
+    def settle(self, contained: Sequence[Container[int]] | None = None) -> None:
         """Settle the tasks whose updates are in a snapshot that is stored.
 
         Args:
-            contained: Sequence number of each worker's last push in the snapshot. Of a worker without a number, the
-                tasks finished before :meth:`quiesce` are contained. The same is true of all rounds, whatever the
-                numbers. None: everything that is finished is contained; of rounds, only if :attr:`is_quiet`.
+            contained: For each shard, the tasks that its part of the snapshot contains; of rounds, those finished
+                before :meth:`quiesce` are contained. None: everything that is finished is contained; of rounds, only
+                if :attr:`is_quiet`.
         """
-        if self._rounds and not (contained is None and self.is_quiet):
-            contained = {}
-        for task in self._unsettled.settle(contained):
-            self._settle(task)
+        if contained is None and self.is_quiet:
+            self._settlement.settle_all()
+        elif self._rounds or contained is None:
+            self._settlement.settle_marked()
+        else:
+            self._settlement.settle(contained)
 
     def rewind(self) -> int:
-        """Requeue every task that is held or not settled, in the order of the tasks; return the samples counted back.
+        """Requeue every task that the snapshot lacks, in the order of the tasks; return the samples counted back.
 
-        They come before the tasks of the source. Rounds are whole again, with the same numbers and parts. This is true
+        Tasks that nobody has reported are finished if the snapshot contains them. The others come before those of the
+        source. Rounds are whole again, with the same numbers and parts. This is true
         after :meth:`stop` too: what was leased or finished is computed again, and nothing else. Batches that only their
         worker can make are lost; see :meth:`~nfdt.schedulers.pulled.PulledTasks.returned`.
         """
-        done = self._unsettled.clear()
-        held = [task for tasks in self._held.values() for task in tasks.values()]
+        done, unreported = self._settlement.clear(), self._held.clear()
+        held = [task for task in unreported if not self._settlement.is_contained(task)]
         open_rounds = {task.round for task in [*held, *self._ready]}
         finished = {task.round for task in done} - open_rounds if self._rounds else done
         self._finished -= len(finished)
@@ -185,7 +208,6 @@ class LeaseBook:
         self.samples_finished -= samples
         again = [*self._source.returned([*done, *held]), *self._ready, *chain(*self._redo)]
         again.sort(key=lambda task: (task.round, task.part if task.round else task.task))
-        self._held.clear()
         self._ready.clear()
         self._redo.clear()
         self._round_begun = False
@@ -193,30 +215,33 @@ class LeaseBook:
             self._redo.extend(list(tasks) for _, tasks in groupby(again, lambda task: task.round))
         else:
             self._ready.extend(again)
+        for task in unreported:
+            if self._settlement.is_contained(task):
+                self._count(task)
         return samples
 
-    def skip(self, progress: EpochProgress) -> None:
-        """Begin with these rows and rounds settled. Does nothing if tasks have no row numbers."""
+    def skip(self, progress: EpochProgress, row_samples: int = 1) -> None:
+        """Begin with these rows and rounds settled; does nothing if tasks have no row numbers.
+
+        Tasks that some shards have applied are leased as they were; ``row_samples`` is the number of samples of a row.
+        """
         if self._source.rows is None:
             return
-        self._finished = self._source.skip(progress.rows)
+        for number, pass_index, start, stop in progress.partly:
+            self._ready.append(Task(number, start, stop, pass_index, samples=(stop - start) * row_samples))
+            self._partly.add(number)
+        self._finished = self._source.skip([*progress.rows, *(task[1:] for task in progress.partly)])
+        self._finished -= len(progress.partly)
         self.samples_finished = progress.samples
-        self._settled = RowSet(progress.rows)
-        self._settled_round = progress.round
+        self._settlement.begin(progress)
 
     def progress(self, epoch: int) -> EpochProgress | None:
-        """Return what is settled; None if tasks have no row numbers, or are not kept.
-
-        The first range begins with the first row of the epoch; it is empty if that row is not settled.
-        """
+        """Return what the last snapshot contains; None if tasks have no row numbers, or are not kept."""
         if self._source.rows is None or not self._keeps:
             return None
         pass_index, rows = self._source.rows
-        first, ranges = (pass_index, rows.start), self._settled.ranges
-        if not ranges or ranges[0][:2] != first:
-            ranges = ((*first, rows.start), *ranges)
-        samples = self.samples_finished - self._unsettled.samples
-        return EpochProgress(epoch=epoch, samples=samples, round=self._settled_round, rows=ranges)
+        begun = filter(self._is_begun, chain(self._held, self._ready))
+        return self._settlement.progress(epoch, (pass_index, rows.start), self.samples_finished, self._held, begun)
 
     # ---- state
 
@@ -253,7 +278,7 @@ class LeaseBook:
 
     @property
     def _in_flight(self) -> bool:
-        return bool(self._ready) or any(self._held.values())
+        return bool(self._ready or self._held)
 
     @property
     def _leases(self) -> bool:
@@ -273,8 +298,3 @@ class LeaseBook:
                 del self._ready[index]
                 return task
         return self._ready.popleft()
-
-    def _settle(self, task: Task) -> None:
-        if self._keeps and self._source.rows is not None:
-            self._settled.add(task.pass_index, task.start, task.stop)
-            self._settled_round = max(self._settled_round, task.round)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from nfdt.core.errors import ProtocolError
 from nfdt.core.sharding.records import RecordTree
+from nfdt.core.work.task_numbers import TaskNumbers
 from nfdt.shard.backup_formats import BACKUP_FORMATS
 from nfdt.shard.engine import Engine, ReplyWeights, Vector
 from nfdt.shard.messages import DeltaRequest
 from nfdt.update_rules.base import RuleState
+
+MAX_NAME = 200
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,28 @@ class BackupStore:
         self._size = size
         self._workers: dict[str, WorkerRecord] = {}
         self._waiting: dict[str, RuleState] = {}  # from a snapshot, of workers that have not pulled since
+        self._gone: set[str] = set()
+        self._applied = TaskNumbers()
+
+    def check(self, worker: str) -> None:
+        """Raise ProtocolError if the worker has left the job: others have its tasks."""
+        if worker in self._gone:
+            raise ProtocolError(
+                f"Request of worker {worker[:MAX_NAME]}: expected one of a worker of the job. Received: one of a "
+                "worker that the job has given up. Others train its tasks; let its process end."
+            )
+
+    def count_tasks(self, tasks: Sequence[int]) -> bool:
+        """Count tasks as applied; return False if they all are already. Without numbers there is nothing to count."""
+        if tasks and all(task in self._applied for task in tasks):
+            return False
+        for task in tasks:
+            self._applied.add(task)
+        return True
+
+    def applied_of(self, tasks: Iterable[int]) -> list[int]:
+        """Return those of the tasks that are applied."""
+        return [task for task in tasks if task in self._applied]
 
     def known(self, worker: str) -> WorkerRecord:
         """Return the record of a worker that has pulled.
@@ -157,18 +182,20 @@ class BackupStore:
         return True
 
     def forget(self, worker: str) -> None:
-        """Free the record of a worker that has left."""
+        """Free the record of a worker that has left, and refuse its requests from now on."""
+        self._gone.add(worker)
         self._workers.pop(worker, None)
         self._waiting.pop(worker, None)
 
     def records(self) -> RecordTree:
-        """Return the sequence number and rule state of each worker; see :mod:`nfdt.core.sharding.records`.
+        """Return the applied tasks and each worker's rule state; see :mod:`nfdt.core.sharding.records`.
 
         The next reply takes a new anchor, as that of a store which starts from these records.
         """
         self._format.renew_anchor()
-        waiting: dict[str, Any] = {name: {"sequence": 0, "rule": rule} for name, rule in self._waiting.items()}
-        return {**waiting, **{name: {"sequence": r.sequence, "rule": r.rule} for name, r in self._workers.items()}}
+        rules = {**self._waiting, **{name: record.rule for name, record in self._workers.items()}}
+        workers: dict[str, Any] = {name: {"rule": rule} for name, rule in rules.items()}
+        return {"tasks": self._applied.to_array(), "workers": workers}
 
     def restore(self, records: RecordTree) -> None:
         """Keep the rule states for the first pull of each worker, whose sequence numbers start again.
@@ -176,8 +203,9 @@ class BackupStore:
         Raises:
             ShapeMismatch: the records belong to another program or rule.
         """
-        initial = self._engine.new_worker()
-        self._waiting = {name: self._engine.restored(own.get("rule", {}), initial) for name, own in records.items()}
+        initial, workers = self._engine.new_worker(), records.get("workers", {})
+        self._waiting = {name: self._engine.restored(own.get("rule", {}), initial) for name, own in workers.items()}
+        self._applied = TaskNumbers(records.get("tasks", ()))
 
     def resync(self) -> None:
         """Send all weights with the next reply to each worker: deltas to distant weights would be coarse."""

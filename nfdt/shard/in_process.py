@@ -116,6 +116,7 @@ class InProcessClient:
         self._pushes.check_push()
         self._sequence += 1
         fields: dict[str, Any] = {"computed_on": self._newest, **options}
+        fields.pop("tickets", b"")  # nobody else can push
         want_weights, compute_s = fields.pop("want_weights", True), fields.pop("compute_s", 0.0)
         sizes, parts = self._parts(gradient, compute_s)
         reply_codec = self._coding.reply_codec if self._coding and want_weights else None

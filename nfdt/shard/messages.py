@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,7 @@ class Gradient:
         round: Synchronous round, counted from 1 within the job; 0 for an asynchronous push.
         part: Number of the part in its round.
         parts: Number of parts of the round.
+        tasks: Numbers of the leased tasks whose samples it has; empty: unknown, it is told apart by ``sequence`` alone.
         rate: Learning-rate factor for this gradient alone; not used for parts of a round or of a merge, which are
             weighted by their samples.
         computed_on: Sequence of this worker's request whose reply held the weights that the gradient was computed on;
@@ -37,6 +39,7 @@ class Gradient:
     parts: int = 1
     rate: float = 1.0
     computed_on: int = 0
+    tasks: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

@@ -75,16 +75,17 @@ class ShardServicer:
     @answering
     def administer(self, request: AdminRequest, context: grpc.ServicerContext) -> AdminReply:
         """Flush, set the learning rate, report statistics, or remove a worker that left."""
-        action = request.WhichOneof("action")
+        action, applied = request.WhichOneof("action"), list[int]()
         if action == "flush":
             self._store.flush()
         elif action == "learning_rate":
             self._store.set_learning_rate(request.learning_rate.value)
         elif action == "forget":
-            self._store.forget(request.forget.worker)
+            applied = self._store.forget(request.forget.worker, request.forget.tasks)
         elif action != "statistics":
             raise ProtocolError(f"Administer: expected one known action. Received: {action}.")
-        return AdminReply(version=self._store.version, statistics_json=json.dumps(self._store.statistics()))
+        statistics = json.dumps(self._store.statistics())
+        return AdminReply(version=self._store.version, statistics_json=statistics, applied=applied)
 
     @answering
     def read(self, request: ReadRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -185,6 +186,7 @@ def start_shard(
     records: Mapping[str, Array] | None = None,
     kept: KeptEngine | None = None,
     spans: SpanRing | None = None,
+    leased: bool = True,
     **security: Any,
 ) -> RunningShard:
     """Build shard ``index`` of ``shards`` of a program and serve it on a free port of ``host``.
@@ -203,6 +205,8 @@ def start_shard(
             :mod:`nfdt.core.sharding.records`.
         kept: As for :func:`nfdt.shard.building.build_store`.
         spans: Takes the times of pushes.
+        leased: Whether pushes must present the tickets of tasks that a job server has leased. False for shards that
+            serve without one, as in benchmarks.
         **security: ``cert``, ``key``, ``client_ca``, ``insecure`` of :func:`nfdt.core.wire.channel.make_server`.
 
     Raises:
@@ -224,7 +228,7 @@ def start_shard(
         max_message_bytes=DATA_BYTES,
         **security,
     )
-    serve = serve_streams(store, make_encoders(algorithm.top_k), Terms.of(algorithm, workers))
+    serve = serve_streams(store, make_encoders(algorithm.top_k), Terms.of(algorithm, workers, token if leased else ""))
     cert, key, client_ca = (security.get(name) for name in ("cert", "key", "client_ca"))
     listener = ShardListener(serve, host, 2 * workers + SPARE_CALLS, server_tls(cert, key, client_ca) if cert else None)
     running = RunningShard(address, store, server, listener)

@@ -9,7 +9,7 @@ worker gets all weights as one flat vector, and may push a flat gradient.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -119,13 +119,13 @@ class SparseStore:
                 self._close_round(rate, updates)
             return self.version
 
-    def forget(self, worker: str) -> None:
-        """Free the records of a worker that has left; its next sequence may restart."""
+    def forget(self, worker: str, tasks: Iterable[int] = ()) -> list[int]:
+        """Free the records of a worker that has left, and refuse its requests; see :meth:`ShardStore.forget`."""
         with self._changed:
-            self._dense.forget(worker)
             self._backup_versions.pop(worker, None)
             for table in self._tables:
                 table.forget(worker)
+            return self._dense.forget(worker, tasks)
 
     def set_learning_rate(self, value: float) -> None:
         """Replace the learning rate from the next update on."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -117,6 +117,7 @@ class ShardStore:
             ProtocolError: the shard did not reach ``min_version`` within ``timeout_s``.
         """
         with self._changed:
+            self._backups.check(worker)
             if not self._changed.wait_for(lambda: self.version >= min_version, timeout_s):
                 raise ProtocolError(
                     f"Pull by {worker}: expected version {min_version} within {timeout_s:g} s. "
@@ -142,8 +143,8 @@ class ShardStore:
 
         Raises:
             ShapeMismatch: the gradient has another size.
-            ProtocolError: the worker never pulled, parts of a round contradict each other, or the mode does not
-                accept such pushes.
+            ProtocolError: the worker never pulled, or has left; parts of a round contradict each other, or the mode
+                does not accept such pushes.
         """
         self._check(worker, gradient)
         length = length_of(gradient.values)  # outside the lock, so that other workers do not wait
@@ -151,6 +152,7 @@ class ShardStore:
         asked_at = time.perf_counter()
         with self._changed:
             began_at = time.perf_counter()
+            self._backups.check(worker)
             base = self._backups.base_of(worker, gradient.sequence, delta) if delta else None
             reply, finish = self._push(arrived, want_weights)
             backup = self._backups.get(worker, gradient.sequence) if base else None
@@ -170,10 +172,11 @@ class ShardStore:
             self._mode.flush()
             return self.version
 
-    def forget(self, worker: str) -> None:
-        """Free the record of a worker that has left; its next sequence may restart."""
+    def forget(self, worker: str, tasks: Iterable[int] = ()) -> list[int]:
+        """Free the record of a worker that has left, and refuse its requests; return those tasks that are applied."""
         with self._changed:
             self._backups.forget(worker)
+            return self._backups.applied_of(tasks)
 
     def set_learning_rate(self, value: float) -> None:
         """Replace the learning rate from the next update on."""
@@ -198,7 +201,7 @@ class ShardStore:
                 "version": self.version,
                 **self._engine.records(optimizer),
                 "mode": self._mode.records(),
-                "workers": {} if self._mode.in_rounds else self._backups.records(),
+                **({} if self._mode.in_rounds else self._backups.records()),
             }
             return StoreSnapshot(weights, optimizer, records)
 
@@ -214,7 +217,7 @@ class ShardStore:
             self._engine.restore(records)
             self._weights.version = int(records["version"])
             self._mode.restore(records.get("mode", {}))
-            self._backups.restore(records.get("workers", {}))
+            self._backups.restore(records)
 
     def write(self, weights: Vector, optimizer: dict[int, npt.NDArray[Any]]) -> int:
         """Replace the weights and, if given, the optimizer variables: a new version; waiting gradients are dropped.

@@ -131,12 +131,15 @@ class Compiled:
         return self._graph(leaves) if self._graph else self._first(of_leaves(self._function, args), leaves)
 
     def _first(self, flat: Callable[..., Any], leaves: list[Any]) -> Any:
-        traced = tf.function(flat, jit_compile=True, autograph=False)
+        graph = self._trace(flat, leaves, jit_compile=True)
         try:
-            result = traced(*leaves)
+            result = graph(leaves)
         except _COMPILE_ERRORS as error:
             _log.warning("XLA cannot compile %s, running it as a graph: %s", self._function.__name__, error)
-            traced = tf.function(flat, autograph=False)
-            result = traced(*leaves)
-        self._graph = Graph(traced.get_concrete_function(*leaves))
+            graph = self._trace(flat, leaves)
+            result = graph(leaves)
+        self._graph = graph
         return result
+
+    def _trace(self, flat: Callable[..., Any], leaves: list[Any], *, jit_compile: bool | None = None) -> Graph:
+        return Graph(tf.function(flat, jit_compile=jit_compile, autograph=False).get_concrete_function(*leaves))

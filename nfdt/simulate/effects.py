@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from nfdt.coordinator.coordinator import Coordinator
@@ -73,10 +73,10 @@ class SimulatedEffects:
         self._shards.flush()
         self._coordinator.flushed(epoch)
 
-    def forget_worker(self, worker: str) -> None:
-        """Free the state that the stores keep for a lost worker."""
+    def forget_worker(self, worker: str, tasks: Sequence[int]) -> None:
+        """Free the state that the stores keep for a lost worker; tasks that they have applied are not done again."""
         self._waiting.remove(worker)
-        self._shards.forget(worker)
+        self._coordinator.forgotten(worker, self._shards.forget(worker, tasks))
 
     def give_up(self, worker: str, reason: str) -> None:
         """End a worker that sent nothing for too long."""

@@ -130,7 +130,7 @@ class LocalWorker(SimulatedWorker):
 
     def _push_difference(self) -> None:
         pulled, own = self._pipeline.weights().weights, self.optimizer.weights(self.index).weights
-        self._send(self._unpushed[-1], np.asarray(pulled) - own, sum(map(samples_of, self._unpushed)))
+        self._send(self._unpushed, np.asarray(pulled) - own)
 
     def _take(self, answers: Sequence[tuple[FinishedTask, Pushed]]) -> None:
         if answers:

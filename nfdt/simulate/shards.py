@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -81,10 +82,9 @@ class LocalShards:
         for timed in self.stores:
             timed.store.flush()
 
-    def forget(self, worker: str) -> None:
-        """Free the state of a lost worker."""
-        for timed in self.stores:
-            timed.store.forget(worker)
+    def forget(self, worker: str, tasks: Sequence[int]) -> list[frozenset[int]]:
+        """Free the state of a lost worker; return those of its tasks that each store has applied."""
+        return [frozenset(timed.store.forget(worker, tasks)) for timed in self.stores]
 
     def set_learning_rate(self, value: float) -> None:
         """Set the learning rate from the next update on."""

@@ -212,12 +212,11 @@ class SimulatedWorker:
     def _push(self, task: Task, gradient: Array, seconds: float, *, want_weights: bool) -> None:
         """Push the gradient of a task, which took so many seconds."""
         want_weights = want_weights and task.parts <= 1
-        self._send(task, gradient, samples_of(task), want_weights=want_weights, compute_s=seconds)
+        self._send([task], gradient, want_weights=want_weights, compute_s=seconds)
 
-    def _send(
-        self, task: Task, vector: Array, samples: int, *, want_weights: bool = True, compute_s: float = 0.0
-    ) -> None:
-        """Send a vector that was computed from so many samples; the task is reported with the reply."""
+    def _send(self, tasks: Sequence[Task], vector: Array, *, want_weights: bool = True, compute_s: float = 0.0) -> None:
+        """Send a vector that was computed from these tasks; the last of them is reported with the reply."""
+        task, samples = tasks[-1], sum(map(samples_of, tasks))
         if self.spec.cluster.shards > 1 and not np.isfinite(vector).all():
             vector = np.full_like(vector, np.nan)  # so that all shards drop it, not only some
         self._pipeline.send(
@@ -227,6 +226,7 @@ class SimulatedWorker:
             round=task.round,
             part=task.part,
             parts=max(task.parts, 1),
+            tasks=[each.task for each in tasks],
             rate=self._rate(samples),
             want_weights=want_weights,
             compute_s=compute_s,

@@ -63,6 +63,9 @@ class PushOptions(TypedDict, total=False):
         round: Synchronous round, counted from 1; 0, the default, for an asynchronous push.
         part: Number of the part in its round.
         parts: Number of parts of the round; default 1.
+        tasks: Numbers of the leased tasks whose samples the gradient has; a push for tasks that a shard has applied is
+            answered and not applied.
+        tickets: Tickets of these tasks, one after the other.
         rate: Learning-rate factor for this gradient; a shard that merges gradients ignores it.
         want_weights: Whether the reply contains weights; default True.
         computed_on: ``sequence`` of the reply whose weights the gradient was computed on; by default the newest
@@ -74,6 +77,8 @@ class PushOptions(TypedDict, total=False):
     round: int
     part: int
     parts: int
+    tasks: Sequence[int]
+    tickets: bytes
     rate: float
     want_weights: bool
     computed_on: int

@@ -19,14 +19,12 @@ class FinishedTask:
         samples: Number of samples of the task.
         compute_s: Seconds of computation, set by :meth:`TaskTimes.fill`.
         exchange_s: Other seconds, mostly communication that no computation hides; set at the same time.
-        sequence: Number of its push, set with the reply.
     """
 
     task: int
     samples: int = 0
     compute_s: float = 0.0
     exchange_s: float = 0.0
-    sequence: int = 0
 
 
 class TaskTimes:
@@ -72,6 +70,5 @@ def report_finished(finished: Iterable[FinishedTask], times: TaskTimes) -> dict[
     return {
         "finished": tuple(d.task for d in done),
         "samples": {d.task: d.samples for d in done},
-        "sequences": {d.task: d.sequence for d in done if d.sequence},
         "times": {d.task: TaskTime(d.compute_s, d.exchange_s) for d in done if d.compute_s + d.exchange_s > 0},
     }

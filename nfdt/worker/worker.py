@@ -296,6 +296,8 @@ class Worker:
             round=task.round,
             part=task.part,
             parts=task.parts,
+            tasks=(task.task,),
+            tickets=task.ticket,
             rate=self._spec.rate_of(samples),
             want_weights=want_weights and task.parts == 1,
             compute_s=computed - pulled,
@@ -320,7 +322,6 @@ class Worker:
         for done, pushed in take():
             self._statistics.staleness[pushed.staleness] += 1
             self._statistics.dropped += not pushed.applied
-            done.sequence = pushed.sequence
             self._finished.append(done)
         ended = time.perf_counter()
         self._statistics.exchange_s += ended - began

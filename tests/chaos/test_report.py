@@ -8,6 +8,7 @@ import os
 import psutil
 import pytest
 
+from nfdt.chaos.counting import counting_script, length_for, why_not_counted
 from nfdt.chaos.injector import Injection
 from nfdt.chaos.leftovers import Leftovers
 from nfdt.chaos.processes import ClusterProcess
@@ -109,10 +110,59 @@ def test_a_report_is_shown_as_a_table():
         "kill   worker 1   1.0         0.5           yes",
         "stall  server 0   3.0         2.0            NO",
         "stall  server       -           -  not injected",
-        "samples: 100 trained once, 0 again, 0 never",
+        "samples, from the job's events: 100 trained once, 0 again, 0 never",
         "result without faults: loss 0.5",
         "result: loss 0.5",
         "left over: port 127.0.0.1:1",
         "memory of the server between first and last fault: +10.0%",
         "problem: it was stopped",
     ]
+
+
+@pytest.mark.parametrize(
+    ("times", "survived", "line"),
+    [
+        ({"3.0": 1536}, True, "4608 trained once, 0 again, 0 never"),
+        ({"3.0": 1500, "4.0": 36}, False, "4608 trained once, 36 again, 0 never"),
+        ({"3.0": 1500, "1.0": 36}, False, "4536 trained once, 0 again, 72 never"),
+    ],
+)
+def test_the_weights_decide_whatever_the_events_say(tmp_path, times, survived, line):
+    (tmp_path / "counts").write_text(json.dumps({"epochs": 3, "times": times}))
+    report = make_report(None, counting=record(), counts=tmp_path / "counts")
+    assert report.survived == survived
+    assert f"samples, from the weights of the counting model: {line}" in describe_report(report).splitlines()
+
+
+@pytest.mark.parametrize("text", [None, "{", '{"epochs": 1, "times": {"0.25": 8}}'])
+def test_counts_that_are_missing_or_no_whole_numbers_are_a_problem(tmp_path, text):
+    if text is not None:
+        (tmp_path / "counts").write_text(text)
+    report = make_report(record(), counting=record(), counts=tmp_path / "counts")
+    assert not report.survived
+    assert "ounting model" in report.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({}, ""),
+        ({"algorithm": "bsp"}, ""),
+        ({"algorithm": "asgd", "overlap": 1, "emulate.step_ms": 5}, ""),
+        ({"algorithm": "asgd", "codec": "int8"}, "codec='int8' sends approximations"),
+        ({"algorithm": "n-softsync"}, "consistency='softsync' averages gradients"),
+        ({"algorithm": "dbs-sgd"}, "batch='dbs' scales the learning rate"),
+        ({"algorithm": "group-sync"}, "groups and allreduce rings"),
+        ({"algorithm": "allreduce"}, "groups and allreduce rings"),
+    ],
+)
+def test_weights_count_where_updates_are_exact(options, why):
+    assert why_not_counted(options).startswith(why)
+    assert bool(why_not_counted(options)) == bool(why)
+
+
+def test_the_counting_model_is_trained_until_the_faults_are_over(tmp_path):
+    assert length_for([WORKER, SERVER]) == {"steps": 0, "seconds": 7.0}
+    assert length_for([]) == {"steps": 0, "seconds": 0.0}
+    script = counting_script(tmp_path / "a'b", steps=3, seconds=2.0)
+    compile(script, "script", "exec")

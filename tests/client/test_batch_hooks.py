@@ -239,7 +239,15 @@ def test_an_epoch_end_that_is_reported_again_is_not_replayed(session, fake, mode
 
 
 def planned(given, mode="auto", algorithm=DDC, size=1):
-    return plan_pauses(mode, algorithm, given, size)
+    return plan_pauses(mode, algorithm, given, size, set())
+
+
+def test_the_session_says_once_which_hooks_are_late(session, fake, model, caplog):
+    for _ in range(3):
+        model.fit(X, Y, verbose=0, callbacks=[BatchHookLog()])
+    model.fit(X, Y, verbose=0, callbacks=[callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)])
+    late = [record.getMessage() for record in caplog.records if "some steps late" in record.getMessage()]
+    assert [line.partition(":")[0] for line in late] == ["BatchHookLog", "LambdaCallback"]
 
 
 def checkpoint(folder, **options):

@@ -10,7 +10,7 @@ from nfdt.codecs import make_codec
 from nfdt.core.specs.presets import AXES
 from nfdt.shard import delta_reply as differences
 from nfdt.transport.choice import FixedCodecs, make_choice
-from tests.support.shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_weights
+from tests.support.shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_again, start_weights
 from tests.support.transports import InProcessShards, SharedMemoryShards, StreamedShards
 
 RATE = 0.1
@@ -171,7 +171,7 @@ def test_a_worker_that_comes_back_is_sent_all_weights(connect):
     first.pull()
     first.push(gradients(1)[0], samples=1)
     for store in connect.stores:
-        store.forget("a")
+        start_again(store, "a")
     again = connect("a", "int4")
     assert np.array_equal(again.pull(exact=False).weights, first.pull().weights)
     assert set(again.codecs["reply"]) == {"identity"}

@@ -209,7 +209,7 @@ def test_a_lost_worker_is_reported_with_what_goes_back():
     until(cluster, Work, [A, B])
     cluster.kill(A, "the process ended")
     assert cluster.of("worker_lost") == [{"worker": A, "reason": "the process ended", "requeued": 1}]
-    assert ForgetWorker(A) in cluster.effects
+    assert ForgetWorker(A, (1,)) in cluster.effects
     cluster.coordinator.left(A, "again")
     assert len(cluster.of("worker_lost")) == 1
     assert isinstance(cluster.coordinator.next(A), Leave)

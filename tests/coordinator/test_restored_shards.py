@@ -17,7 +17,7 @@ from nfdt.coordinator import (
 )
 from nfdt.core.clock import ManualClock
 from nfdt.core.specs.job import EpochProgress
-from tests.support.restorable_cluster import RestorableCluster
+from tests.support.restorable_cluster import RestorableCluster, SimulatedShard
 from tests.support.simulated_cluster import job
 
 A, B = "worker-0", "worker-1"
@@ -172,7 +172,7 @@ def test_training_goes_back_to_the_snapshot():
     cluster = begun(job(samples=40))
     turns(cluster, 6)
     cluster.snapshot()
-    kept = len(cluster.shards.lineage)
+    kept = len(cluster.shards[0].lineage)
     turns(cluster, 4)
     finished = cluster.coordinator._run.training.book.samples_finished
     assert lose(cluster) == finished - 4 * kept > 0
@@ -230,8 +230,8 @@ def test_a_request_that_was_not_read_yet_is_withdrawn():
 def test_states_are_collected_again_though_nothing_is_to_be_redone():
     cluster = begun(job())
     reach(cluster, "collect")
-    cluster.coordinator.recovery.settle({}, exact=True)
-    cluster.newest = cluster.shards.copy()
+    cluster.coordinator.recovery.settle([], exact=True)
+    cluster.newest = [shard.copy() for shard in cluster.shards]
     assert lose(cluster) == 0
     assert cluster.coordinator.phase == "collect"
     assert len(cluster.unflushed) == 2
@@ -278,10 +278,10 @@ def test_a_pause_for_the_client_stays_and_its_steps_are_counted_back(preset):
     assert cluster.coordinator.standing
     assert cluster.coordinator.waiting_for() == ("client",)
     turns(cluster, 5)
-    assert cluster.shards.lineage == []
+    assert cluster.shards[0].lineage == []
     cluster.coordinator.proceed(0, 6)
     turns(cluster, 40)
-    assert len(cluster.shards.lineage) == 6
+    assert len(cluster.shards[0].lineage) == 6
     assert [e["steps"] for e in cluster.of("progress") if "pause" in e] == [4, 6]
     cluster.coordinator.proceed(0, None)
     cluster.run()
@@ -306,7 +306,7 @@ def test_a_loss_while_states_are_collected_for_a_pause_trains_first():
     assert cluster.coordinator.phase == "train"
     turns(cluster, 30)
     assert cluster.coordinator.standing
-    assert len(cluster.shards.lineage) == 4
+    assert len(cluster.shards[0].lineage) == 4
 
 
 def test_tasks_in_flight_are_leased_again():
@@ -315,7 +315,7 @@ def test_tasks_in_flight_are_leased_again():
         if cluster.coordinator._members.get(A).in_flight:
             break
         turns(cluster, 1)
-    assert lose(cluster) < 4 * cluster.workers[A].sequence
+    assert lose(cluster) < 4 * len(cluster.pushes)
     assert cluster.coordinator._members.get(A).in_flight == frozenset()
     assert cluster.workers[A].ask().tasks[0].task == 0
 
@@ -406,13 +406,12 @@ def test_progress_is_that_of_the_current_epoch():
     assert RestorableCluster(job()).coordinator.recovery.progress() is None
     assert cluster.coordinator.recovery.progress() is None
     turns(cluster, 3)
-    assert cluster.coordinator.recovery.progress() == EpochProgress(epoch=0, rows=((0, 0, 0),))
+    assert cluster.coordinator.recovery.progress() == EpochProgress(epoch=0, rows=((0, 0, 0),), task=5)
     turns(cluster, 4)
     cluster.snapshot()
-    reported = [push for push in cluster.newest.lineage if push.key in cluster.reported]
-    assert cluster.coordinator.recovery.progress().samples == 4 * len(reported) > 0
+    assert cluster.coordinator.recovery.progress().samples == 4 * len(cluster.newest[1].lineage) > 0
     reach(cluster, "hold")
-    assert cluster.coordinator.recovery.progress() == EpochProgress(epoch=1, rows=((1, 0, 0),))
+    assert cluster.coordinator.recovery.progress() == EpochProgress(epoch=1, rows=((1, 0, 0),), task=5)
 
 
 def test_progress_is_complete_once_the_shards_are_flushed():
@@ -420,13 +419,13 @@ def test_progress_is_complete_once_the_shards_are_flushed():
     reach(cluster, "collect")
     assert cluster.coordinator.recovery.progress().samples == 0
     cluster.coordinator.flushed(0)
-    assert cluster.coordinator.recovery.progress() == EpochProgress(epoch=0, samples=20, rows=((0, 0, 20),))
+    assert cluster.coordinator.recovery.progress() == EpochProgress(epoch=0, samples=20, rows=((0, 0, 20),), task=5)
 
 
 def test_progress_between_two_epochs_names_the_last_round():
     cluster = begun(job("bsp", epochs=2))
     end_epoch(cluster)
-    assert cluster.coordinator.recovery.progress() == EpochProgress(epoch=1, rows=((1, 0, 0),), round=3)
+    assert cluster.coordinator.recovery.progress() == EpochProgress(epoch=1, rows=((1, 0, 0),), round=3, task=6)
 
 
 def test_streams_and_jobs_without_snapshots_have_no_progress():
@@ -461,15 +460,17 @@ def test_a_restarted_job_trains_the_rest_of_its_epoch(preset, steps):
         first.snapshot()
     progress = first.coordinator.recovery.progress()
     assert 0 < progress.samples < 40
-    assert progress.round == first.newest.closed_round
+    assert progress.round == first.newest[0].closed_round
     assert (progress.round > 0) == (preset == "bsp")
     fit = {"initial_epoch": 1, "begun": progress.model_copy(update={"records": "0" * 64})}
     second = begun(job(preset, samples=40, epochs=4, steps_per_epoch=steps, **fit))
     turns(second, 1)
-    assert second.coordinator.recovery.progress() == progress
+    begun_again = second.coordinator.recovery.progress()
+    assert begun_again.model_copy(update={"task": progress.task}) == progress
+    assert begun_again.task > progress.task  # no number is given twice
     assert not second.coordinator.fresh
     second.run()
-    first.lineage = [push for push in first.newest.lineage if push.epoch == 1]
+    first.lineage = [push for push in first.newest[0].lineage if push.epoch == 1]
     kept = {row for push in first.lineage for row in first.rows(push.task)}
     rest = second.rows_applied()
     assert not kept & set(rest[1])
@@ -498,11 +499,11 @@ def test_rounds_go_on_with_the_next_number_if_the_shards_have_records(batch, wor
     begun_with = EpochProgress(epoch=0, samples=12, rows=((0, 0, 12),), round=9, records=records)
     cluster = RestorableCluster(job("bsp", workers=workers, epochs=2, begun=begun_with, overrides={"batch": batch}))
     first = 10 if records else 1
-    cluster.shards.closed_round = first - 1
+    cluster.shards = [SimulatedShard(closed_round=first - 1) for _ in range(2)]
     cluster.join(workers)
     cluster.coordinator.proceed(0)
     cluster.run()
-    rounds = sorted({push.task.round for push in cluster.shards.lineage})
+    rounds = sorted({push.task.round for push in cluster.shards[0].lineage})
     assert rounds == list(range(first, first + len(rounds)))
     assert {epoch: rows.total() for epoch, rows in cluster.rows_applied().items()} == {0: 8, 1: 20}
 

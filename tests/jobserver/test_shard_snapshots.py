@@ -41,7 +41,9 @@ class Job:
     def start(self, state, records=None):
         """Start all shards; return the client."""
         self.running = [
-            start_shard(self.manifest, state, self.algorithm, i, SHARDS, workers=3, token="t", records=records)
+            start_shard(
+                self.manifest, state, self.algorithm, i, SHARDS, workers=3, token="t", records=records, leased=False
+            )
             for i in range(SHARDS)
         ]
         clients = connect_shards([shard.address for shard in self.running], self.manifest, "t")
@@ -94,14 +96,14 @@ def test_shards_are_started_again_from_a_snapshot(job_of):
     clients = job.start(State(job.reference.weights, job.reference.state))
     job.pull("worker-0", "worker-1")
     for sequence in (1, 2, 3):
-        job.push("worker-0", sequence, sequence)
-    job.push("worker-1", 1, 4)
-    job.running[0].store.push("worker-1", Gradient(2, gradients(1)[0][: job.running[0].store.size].copy()))
+        job.push("worker-0", sequence, sequence, tasks=[sequence])
+    job.push("worker-1", 1, 4, tasks=[4])
+    part = gradients(1)[0][: job.running[0].store.size].copy()
+    job.running[0].store.push("worker-1", Gradient(2, part, tasks=[7]))
     made, copied = calls()
     snapshot = clients.snapshot(copied)
     assert len(made) == 1
-    assert snapshot.sequences == ({"worker-0": 3, "worker-1": 2}, {"worker-0": 3, "worker-1": 1})
-    assert snapshot.contained == {"worker-0": 3, "worker-1": 1}
+    assert [tasks.to_array().tolist() for tasks in snapshot.tasks] == [[[1, 5], [7, 8]], [[1, 5]]]
     assert snapshot.closed_rounds == (0, 0)
     wanted = goes_on(job, clients, 5)
     found = goes_on(job, job.start(snapshot.state, snapshot.records), 1)
@@ -118,7 +120,7 @@ def test_rounds_continue_after_the_newest_closed_one(job_of):
     job.push("worker-0", 1, 1, round=1)
     snapshot = clients.snapshot(lambda: None)
     assert snapshot.closed_rounds == (1, 1)
-    assert snapshot.contained == {}
+    assert [tasks.to_array().tolist() for tasks in snapshot.tasks] == [[], []]
     again = job.start(snapshot.state, snapshot.records)
     assert [shard.store.closed_round for shard in job.running] == [1, 1]
     assert again.snapshot(lambda: None).closed_rounds == (1, 1)
@@ -262,9 +264,3 @@ def test_a_shard_without_records_has_no_snapshot(slow):
     error = Taking(clients).outcome()
     assert isinstance(error, ProtocolError)
     assert "Shard 1: expected its state with records" in str(error)
-
-
-def test_a_push_is_contained_if_all_shards_have_it():
-    sequences = ({"a": 3, "b": 2}, {"a": 1, "c": 5})
-    snapshot = ShardSnapshot(State(WEIGHTS), {}, sequences, (0, 0))
-    assert snapshot.contained == {"a": 1, "b": 0, "c": 0}

@@ -117,3 +117,90 @@ def test_what_another_installation_has_is_not_shipped(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(packages)])
     with pytest.raises(ProtocolError, match="installed_elsewhere"):
         load_code(manifest(), lambda _: pickled, allow_code=True)
+
+
+def install_into(folder, name, package, source):
+    """Lay a package out as ``pip install --target`` does."""
+    (folder / name).mkdir(parents=True)
+    (folder / name / "__init__.py").write_text(source)
+    info = folder / f"{package.replace('-', '_')}-1.5.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.5\n")
+    (info / "RECORD").write_text(f"{name}/__init__.py,,\n{info.name}/METADATA,,\n{info.name}/RECORD,,\n")
+
+
+@pytest.mark.feature("Packages installed with `pip install --target`", area="Models")
+def test_a_package_installed_into_a_folder_is_not_shipped_and_its_lack_names_it(tmp_path, monkeypatch):
+    install_into(tmp_path, "targeted", "the-targeted", "def f():\n    return 1\n")
+    (tmp_path / "beside_it.py").write_text("import targeted\n\n\ndef g():\n    return targeted.f()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import beside_it
+
+    pickled, own = dump_objects({"job>g": beside_it.g})
+    assert own == [beside_it.g]
+    assert load_code(manifest(), lambda _: pickled, allow_code=True)["job>g"]() == 1
+    for name in ("targeted", "beside_it"):
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
+    with pytest.raises(ProtocolError, match="No module named 'targeted'.*package the-targeted 1.5, .* install it here"):
+        load_code(manifest(), lambda _: pickled, allow_code=True)
+
+
+FUNCTIONAL = """
+import keras
+
+class Tiny(keras.Model):
+    def __init__(self, units):
+        inputs = keras.Input((4,))
+        super().__init__(inputs=inputs, outputs=keras.layers.Dense(units, name="out")(inputs))
+        self.units = units
+"""
+
+USES_FUNCTIONAL = """
+import pathlib, sys
+import keras, numpy as np
+import tinyhub
+from nfdt.core.program.pack import pack
+
+class Mine(tinyhub.Tiny):
+    pass
+
+for number, kind in enumerate((tinyhub.Tiny, Mine)):
+    model = kind(2)
+    model.compile("sgd", "mse")
+    packed = pack(model, (np.ones((3, 4), "f4"), np.zeros((3, 2), "f4")))
+    out = pathlib.Path(sys.argv[1]) / str(number)
+    out.mkdir()
+    (out / "manifest").write_bytes(packed.manifest_bytes())
+    for name, data in packed.artifacts.items():
+        (out / name).write_bytes(data)
+"""
+
+BUILDS_FUNCTIONAL = """
+import pathlib, sys
+import keras, numpy as np
+from nfdt.core.program.manifest import Manifest
+from nfdt.core.program.unpack import unpack
+
+for number, name in enumerate(("Tiny", "Mine")):
+    folder = pathlib.Path(sys.argv[1]) / str(number)
+    manifest = Manifest.from_bytes((folder / "manifest").read_bytes())
+    model = unpack(manifest, lambda n: (folder / n).read_bytes(), allow_code=True)
+    print(type(model).__name__, model.units, [layer.name for layer in model.layers][1:], model(np.ones((3, 4))).shape)
+"""
+
+
+@pytest.mark.feature("Classes of packages that call `super().__init__(inputs, outputs)` (KerasHub)", area="Models")
+def test_a_graph_of_an_installed_class_is_one_where_no_constructor_ran(tmp_path):
+    packages, out = tmp_path / "site-packages", tmp_path / "out"
+    out.mkdir()
+    install_into(packages, "tinyhub", "tinyhub", FUNCTIONAL)
+    printed = ""
+    for name, source in (("script.py", USES_FUNCTIONAL), ("worker.py", BUILDS_FUNCTIONAL)):
+        (tmp_path / name).write_text(source)
+        environment = {**os.environ, "PYTHONPATH": str(packages), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        command = [sys.executable, str(tmp_path / name), str(out)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+        assert done.returncode == 0, done.stderr
+        printed = done.stdout
+    assert printed.splitlines() == [f"{name} 2 ['out'] (3, 2)" for name in ("Tiny", "Mine")]

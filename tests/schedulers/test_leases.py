@@ -22,6 +22,13 @@ KINDS = ["dynamic", "static", "rounds"]
 ACTIONS = st.lists(st.tuples(st.sampled_from(["issue", "finish", "lose"]), st.integers(0, 2), st.integers(1, 4)))
 
 
+def lose(book, worker):
+    """Lose a worker of whose tasks the shards have applied none; return their number."""
+    lost = book.lose(worker)
+    book.resolve(worker, [])
+    return lost
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @given(steps=st.integers(1, 30), actions=ACTIONS)
 def test_every_row_is_finished_exactly_once_whatever_happens_to_leases(kind, steps, actions):
@@ -41,8 +48,8 @@ def test_every_row_is_finished_exactly_once_whatever_happens_to_leases(kind, ste
             finish(name, count)
         else:
             held = len(book.held(name))
-            assert book.lose(name) == held
-            assert book.lose(name) == 0
+            assert lose(book, name) == held
+            assert lose(book, name) == 0
     while not book.done:
         for name in ("w0", "w1", "w2"):
             book.issue(name, 2)
@@ -61,7 +68,7 @@ def test_a_task_is_held_by_one_worker_at_a_time(kind, actions):
         if action == "issue":
             book.issue(name, count)
         elif action == "lose":
-            book.lose(name)
+            lose(book, name)
         held = [t.task for w in ("w0", "w1", "w2") for t in book.held(w)]
         assert len(set(held)) == len(held)
         assert set(book.holders()) == {w for w in ("w0", "w1", "w2") if book.held(w)}
@@ -71,7 +78,7 @@ def test_only_the_holder_can_finish_a_task():
     book = book_of(2)
     (task,) = book.issue("a")
     assert book.finish("b", task.task) is None
-    book.lose("a")
+    lose(book, "a")
     assert book.finish("a", task.task) is None
     assert book.issue("b") == (task,)
     assert book.finish("b", task.task) == task
@@ -83,7 +90,7 @@ def test_lost_tasks_come_before_all_others_in_their_order():
     lost = book.issue("a", 3)
     book.issue("b", 2)
     assert book.remaining == 5
-    book.lose("a")
+    lose(book, "a")
     assert book.remaining == 8
     assert book.issue("b", 3) == lost
 
@@ -97,7 +104,7 @@ def test_the_next_round_waits_for_every_part_of_this_one():
         assert not book.available("w0")
         assert book.issue("w0") == ()
         assert not book.exhausted("w0")
-    book.lose("w2")
+    lose(book, "w2")
     assert book.issue("w0") == (tasks[2],)
     assert book.steps_finished == 0
     book.finish("w0", tasks[2].task)
@@ -117,7 +124,7 @@ def test_stop_drops_what_is_not_leased_and_waits_for_what_is():
     book.stop()
     assert book.issue("b") == ()
     assert not book.done
-    book.lose("a")
+    lose(book, "a")
     assert not book.done
     assert book.issue("b") == (task,)
     book.finish("b", task.task)
@@ -165,7 +172,7 @@ def test_what_is_reserved_for_a_worker_is_its_own_until_it_is_lost():
     assert [task.start for task in book.issue("w1", 9)] == [3, 4, 5]
     assert (book.available("w1"), book.exhausted("w1")) == (False, True)
     assert (book.available("w0"), book.exhausted("w0")) == (True, False)
-    book.lose("w0")
+    lose(book, "w0")
     assert [task.start for task in book.issue("w1", 9)] == [0, 1, 2]
 
 
@@ -193,7 +200,7 @@ def test_what_a_worker_has_begun_stays_its_own_when_the_rest_goes_back():
     assert book.give_back("a", begun=begun) == 2
     assert book.held("a") == tasks[1:2]
     assert book.issue("b", 2) == tasks[2:]
-    assert book.lose("a") == 1
+    assert lose(book, "a") == 1
     assert book.issue("b", 1) == tasks[1:2]
 
 
@@ -201,6 +208,36 @@ def test_the_tasks_of_the_last_lost_worker_come_first():
     book = LeaseBook(PlannedTasks(TaskPlan(6, 1)))
     book.issue("a", 2)
     book.issue("b", 2)
-    book.lose("a")
-    book.lose("b")
+    lose(book, "a")
+    lose(book, "b")
     assert [task.task for task in book.issue("c", 4)] == [2, 3, 0, 1]
+
+
+def test_doubtful_tasks_are_finished_if_all_shards_have_applied_them_and_are_leased_again_as_they_were_if_not():
+    book = book_of(6)
+    tasks = book.issue("a", 4)
+    assert book.lose("a") == 4
+    assert book.doubtful("a") == (0, 1, 2, 3)
+    assert (book.leased, book.holders(), book.done) == (4, (), False)
+    assert book.issue("b", 1) != tasks[:1]  # before the shards have answered, nobody gets them
+    assert book.resolve("a", [{0, 1, 3}, {0, 2, 3}]) == 2
+    assert (book.samples_finished, book.steps_finished, book.doubtful("a")) == (2, 2, ())
+    assert book.issue("b", 2) == tasks[1:3]
+    assert book.resolve("a", [{1}, {1}]) == 0
+
+
+def test_a_stop_completes_tasks_that_some_shards_have_applied():
+    book = book_of(6)
+    tasks = book.issue("a", 3)
+    book.lose("a")
+    book.resolve("a", [{0}, {0, 2}])
+    book.stop()
+    assert book.issue("b", 9) == tasks[2:]
+
+
+def test_the_parts_of_a_round_of_a_lost_worker_are_leased_again_at_once():
+    book = book_of(2, "rounds")
+    (part,) = book.issue("w0")
+    assert book.lose("w0") == 1
+    assert book.doubtful("w0") == ()
+    assert book.issue("w1", 1, part.part) == (part,)

@@ -16,9 +16,9 @@ def rounds_of(rounds=5, parts=2):
     return LeaseBook(PlannedTasks(TaskPlan(rounds * parts, 1, parts, synchronous=True)), rounds=True, keeps=True)
 
 
-def finish(book, worker, tasks, sequence=1):
-    for number, task in enumerate(tasks):
-        assert book.finish(worker, task.task, sequence=sequence + number)
+def finish(book, worker, tasks):
+    for task in tasks:
+        assert book.finish(worker, task.task)
 
 
 def numbers(tasks):
@@ -33,11 +33,11 @@ def train_round(book):
 # ---- settling
 
 
-def test_tasks_up_to_the_contained_push_of_their_worker_are_settled():
+def test_tasks_that_all_shards_have_in_the_snapshot_are_settled():
     book = book_of()
     finish(book, "a", book.issue("a", 3))
     finish(book, "b", book.issue("b", 3))
-    book.settle({"a": 2, "b": 0})
+    book.settle([{0, 1, 4}, {0, 1, 5}])
     assert book.samples_finished == 6
     assert book.rewind() == 4
     assert (book.samples_finished, book.steps_finished) == (2, 2)
@@ -53,39 +53,35 @@ def test_everything_finished_can_be_settled_at_once():
     assert book.issue("b", 1) == held[2:]
 
 
-def test_a_task_without_a_push_is_settled_at_once():
-    book = book_of()
-    finish(book, "a", book.issue("a"), sequence=0)
-    assert book.rewind() == 0
-    assert book.progress(0).rows == ((0, 0, 1),)
-
-
-def test_a_push_that_is_reported_after_its_snapshot_was_stored_is_settled():
+def test_a_task_that_is_reported_after_its_snapshot_was_stored_is_settled():
     book = book_of()
     (task,) = book.issue("a")
-    book.settle({"a": 5})
-    finish(book, "a", [task], sequence=5)
+    book.settle([{0}])
+    finish(book, "a", [task])
     assert book.rewind() == 0
 
 
-def test_the_numbers_of_pushes_begin_again_after_a_loss():
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_task_that_nobody_has_reported_is_finished_by_a_loss_if_the_snapshot_contains_it(lost):
     book = book_of()
-    finish(book, "a", book.issue("a"))
-    book.settle({"a": 1})
+    book.issue("a", 3)
+    book.settle([{0, 1}, {0, 2}])
+    if lost:
+        book.lose("a")
+    assert book.progress(0) == EpochProgress(epoch=0, samples=1, rows=((0, 0, 1),), partly=((1, 0, 1, 2), (2, 0, 2, 3)))
+    assert book.rewind() == 0
+    assert (book.samples_finished, book.steps_finished) == (1, 1)
+    assert numbers(book.issue("b", 3)) == [1, 2]
+    assert book.resolve("a", [{0, 1, 2}]) == 0
+
+
+def test_a_stop_completes_tasks_that_are_in_a_part_of_the_snapshot():
+    book = book_of()
+    book.issue("a", 3)
+    book.settle([{0, 1}, {0, 2}])
     book.rewind()
-    finish(book, "a", book.issue("a"))
-    assert book.rewind() == 1
-
-
-def test_reports_of_a_forgotten_worker_from_before_the_snapshot_are_settled():
-    book = book_of()
-    finish(book, "a", book.issue("a"))
-    book.quiesce()
-    finish(book, "a", book.issue("a"), sequence=2)
-    book.lose("a")
-    book.settle({"b": 7})
-    assert book.rewind() == 1
-    assert numbers(book.issue("b")) == [1]
+    book.stop()
+    assert numbers(book.issue("b", 9)) == [1, 2]
 
 
 def test_a_book_that_keeps_nothing_returns_only_what_is_held():
@@ -109,6 +105,7 @@ def test_the_oldest_tasks_come_first_and_before_all_others():
     finish(book, "b", b)
     finish(book, "a", a[1:])
     book.lose("a")
+    assert book.resolve("a", [set()]) == 0
     assert book.rewind() == 3
     assert book.remaining == 10
     assert numbers(book.issue("b", 9)) == [0, 1, 2, 3]
@@ -130,7 +127,7 @@ def test_a_late_report_of_a_task_that_was_taken_back_is_ignored():
     book = book_of()
     (task,) = book.issue("a")
     book.rewind()
-    assert book.finish("a", task.task, sequence=1) is None
+    assert book.finish("a", task.task) is None
 
 
 # ---- rounds
@@ -186,7 +183,7 @@ def test_only_rounds_before_a_quiet_moment_are_settled():
     assert book.decided
     book.go_on()
     train_round(book)
-    book.settle({"w0": 99, "w1": 99})
+    book.settle([set()])
     assert book.rewind() == 2
     assert book.issue("w0")[0].round == 3
     assert book.progress(0).rows == ((0, 0, 4),)
@@ -196,7 +193,7 @@ def test_an_open_round_is_never_settled():
     book = rounds_of()
     finish(book, "w0", book.issue("w0"))
     book.settle()
-    book.settle({"w0": 9})
+    book.settle([{0, 1}])
     assert book.rewind() == 1
     assert [t.part for t in book.issue("w0", 2)] == [0, 1]
 
@@ -244,9 +241,9 @@ def test_batches_of_a_workers_own_iterator_are_replaced_by_further_ones():
     book.join("a")
     source.report("a", 3, over=False)
     tasks = book.issue("a", 3)
-    book.finish("a", tasks[0].task, samples=5, sequence=1)
-    book.settle({"a": 1})
-    book.finish("a", tasks[1].task, samples=5, sequence=2)
+    book.finish("a", tasks[0].task, samples=5)
+    book.settle([{0}])
+    book.finish("a", tasks[1].task, samples=5)
     assert book.rewind() == 5
     assert (book.samples_finished, book.steps_finished, source.issued) == (5, 1, 1)
     source.report("a", 9, over=False)
@@ -305,10 +302,10 @@ def test_progress_names_settled_rows_from_the_beginning_of_the_epoch():
     finish(book, "a", tasks[1:3])
     finish(book, "b", book.issue("b"))
     assert book.progress(5).rows == ((3, 2, 2),)
-    book.settle({"a": 1, "b": 1})
+    book.settle([{1, 4}])
     assert book.progress(5) == EpochProgress(epoch=5, samples=4, rows=((3, 2, 2), (3, 4, 6), (3, 10, 12)))
-    finish(book, "a", tasks[:1], sequence=9)
-    book.settle({"a": 9})
+    finish(book, "a", tasks[:1])
+    book.settle([{0, 1, 2, 4}])
     assert book.progress(5) == EpochProgress(epoch=5, samples=8, rows=((3, 2, 8), (3, 10, 12)))
 
 
@@ -360,3 +357,13 @@ def test_sources_without_rows_begin_at_their_beginning(source):
     book = LeaseBook(source, keeps=True)
     book.skip(EpochProgress(epoch=0, samples=6, rows=((0, 0, 6),)))
     assert (book.samples_finished, book.steps_finished) == (0, 0)
+
+
+def test_tasks_that_some_shards_have_applied_are_leased_as_they_were_after_a_restart():
+    book = LeaseBook(PlannedTasks(TaskPlan(10, 2, begin=Position(task=9))), keeps=True)
+    book.skip(EpochProgress(epoch=0, samples=2, rows=((0, 0, 2),), partly=((3, 0, 6, 8),)))
+    assert (book.samples_finished, book.steps_finished) == (2, 1)
+    leased = [(t.task, t.start, t.stop, t.samples) for _ in range(3) for t in book.issue("a", 9)]
+    assert leased == [(3, 6, 8, 2), (10, 2, 4, 2), (11, 4, 6, 2), (13, 8, 10, 2)]
+    finish(book, "a", book.held("a"))
+    assert (book.done, book.steps_finished, book.samples_finished) == (True, 5, 10)

@@ -294,7 +294,7 @@ from nfdt.shard.messages import Gradient
 from nfdt.shard.servicer import start_shard
 entries = %r
 state = State(np.zeros(12, np.float32))
-shard = start_shard(Manifest(entries), state, resolve_algorithm('ddc-asgd'), 0, 1, workers=1, token='t' * 32)
+shard = start_shard(Manifest(entries), state, resolve_algorithm('ddc-asgd'), 0, 1, workers=1, token='t', leased=False)
 shard.store.pull('a', sequence=1)
 assert shard.store.push('a', Gradient(2, np.ones(12, np.float32))).applied
 shard.stop()

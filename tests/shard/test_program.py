@@ -46,7 +46,10 @@ def test_a_packed_model_trains_as_it_does_in_keras(optimizer):
     state = load_state(packed.artifacts[manifest.state])
     layout = manifest.layout
     shards = count_shards(manifest, 2 if manifest.optimizer_variables else 1)
-    running = [start_shard(manifest, state, rule_spec("ddc"), i, shards, workers=1, token="t") for i in range(shards)]
+    running = [
+        start_shard(manifest, state, rule_spec("ddc"), i, shards, workers=1, token="t", leased=False)
+        for i in range(shards)
+    ]
     client = StreamClient([r.address for r in running], layout, "w", worker_token("t", "w"), timeout_s=60)
     try:
         step = GradientStep(unpack(manifest, packed.artifacts.__getitem__, allow_code=False), layout)

@@ -18,7 +18,6 @@ from nfdt.core.sharding.records import (
     closed_round_of,
     join_records,
     part_of_records,
-    sequences_of,
     to_arrays,
     to_tree,
 )
@@ -57,13 +56,10 @@ def rows_pushed(shards, worker, rows):
 
 
 def test_a_tree_has_the_same_leaves_after_its_way_through_arrays():
-    tree = {"version": 3, "workers": {"a/b ü": {"sequence": 7, "rule": {"x": np.ones(2)}}, "": {"sequence": 0}}}
+    tree = {"version": 3, "workers": {"a/b ü": {"rule": {"x": 7}}, "": {"rule": {"x": 0}}}}
     arrays = to_arrays({**tree, "mode": {}})
-    assert sorted(arrays) == ["version", "workers//sequence", "workers/a%2Fb%20%C3%BC/rule/x"] + [
-        "workers/a%2Fb%20%C3%BC/sequence"
-    ]
-    assert to_tree(arrays) == {**tree, "workers": {**tree["workers"], "a/b ü": to_tree(arrays)["workers"]["a/b ü"]}}
-    assert sequences_of(arrays) == {"a/b ü": 7, "": 0}
+    assert sorted(arrays) == ["version", "workers//rule/x", "workers/a%2Fb%20%C3%BC/rule/x"]
+    assert to_tree(arrays) == tree
     assert closed_round_of(arrays) == 0
     assert closed_round_of({"mode/closed_round": np.array(4)}) == 4
 
@@ -94,7 +90,6 @@ def test_workers_start_again_with_their_rule_state_and_sequence_0():
     shards = shards_of("dc-asgd-a")
     train(shards, 7, 1)
     state, records = shards.snapshot()
-    assert sequences_of(part_of_records(load_arrays(records), 0)) == {"a": 4, "b": 4, "c/1": 2}
     restored = shards.restored(state, records)
     with pytest.raises(ProtocolError, match="a pull before"):
         restored.push("a", gradients(1)[0])
@@ -113,12 +108,33 @@ def test_a_copy_of_a_restored_store_equals_the_first_copy():
     second = restored.snapshot()
     one, other = (load_arrays(records) for _, records in (first, second))
     assert sorted(one) == sorted(other)
-    assert all(name.endswith("/sequence") or np.array_equal(one[name], other[name]) for name in one)
-    assert not any(other[name] for name in other if name.endswith("/sequence"))
+    assert all(np.array_equal(one[name], other[name]) for name in one)
     same([load_state(second[0]).weights], [load_state(first[0]).weights])
     restored.stores[0].forget("a")
     restored.stores[0].forget("b")
-    assert sequences_of(to_arrays(restored.stores[0].snapshot().records)) == {"c/1": 0}
+    assert list(restored.stores[0].snapshot().records["workers"]) == ["c/1"]
+
+
+@pytest.mark.parametrize("made", [shards_of, lambda: shards_of("n-softsync"), lambda: with_table("plain")])
+def test_a_task_is_applied_once_by_whatever_worker_and_also_after_a_return_to_a_copy(made):
+    shards = made()
+    size = sum(store.size for store in shards.stores)
+    gradient = np.ones(size, np.float32)
+    for worker in "ab":
+        shards.pull(worker)
+    assert shards.push("a", gradient, tasks=[3])[0][-1], "applied"
+    assert not shards.push("b", gradient, tasks=[3])[0][-1]
+    assert shards.stores[0].forget("a", [2, 3, 4]) == [3]
+    again = shards.restored(*shards.snapshot())
+    for incarnation in (shards, again):
+        incarnation.pull("c")
+        before = incarnation.read().weights
+        reply, _, _, applied = incarnation.push("c", gradient, tasks=[3])[0]
+        assert not applied
+        np.testing.assert_array_equal(reply, before)
+        np.testing.assert_array_equal(incarnation.read().weights, before)
+        assert incarnation.push("c", gradient, tasks=[4])[0][-1]
+        assert incarnation.push("c", gradient, tasks=[4, 5])[0][-1], "a part of it is new"
 
 
 @pytest.mark.parametrize("made", [lambda: shards_of("bsp", update_rule="dc-a"), lambda: with_table("dc-a")])

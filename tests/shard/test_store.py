@@ -71,16 +71,16 @@ def test_a_duplicate_is_answered_but_not_applied():
     assert c.stores[0].statistics()["duplicates"] == 1
 
 
-def test_a_forgotten_worker_may_start_again():
-    c = cluster()
-    c.pull()
-    g = gradients(1)[0]
-    c.push(g, sequence=9)
-    c.stores[0].forget("w")
-    with pytest.raises(ProtocolError, match="pull before the first push"):
-        c.push(g, sequence=1)
-    c.pull()
-    assert c.push(g, sequence=1)[0].applied
+@pytest.mark.parametrize("rounds", [False, True])
+def test_nothing_of_a_forgotten_worker_is_applied(rounds):
+    c = cluster(mode=RoundMode) if rounds else cluster()
+    store, numbers = c.stores[0], {"round": 1, "parts": 1} if rounds else {}
+    store.pull("w")
+    assert store.forget("w") == []
+    for request in (lambda: store.pull("w"), lambda: store.push("w", Gradient(2, gradients(1)[0], **numbers))):
+        with pytest.raises(ProtocolError, match="w: expected one of a worker of the job.*the job has given up"):
+            request()
+    assert store.version == 0
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -116,7 +116,8 @@ def test_what_is_not_known_any_more_is_answered_with_all_weights():
     reply = store.pull("a", sequence=4, delta=DeltaRequest(ROWS, 3))
     assert np.array_equal(reply.weights, np.ones(LAYOUT.size))
     store.forget("a")
-    assert store.pull("a", sequence=5, delta=DeltaRequest(ROWS, 4)).delta is None
+    with pytest.raises(ProtocolError, match="the job has given up"):
+        store.pull("a", sequence=5, delta=DeltaRequest(ROWS, 4))
 
 
 def test_a_push_is_applied_once_and_dropped_as_a_whole():

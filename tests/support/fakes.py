@@ -43,7 +43,7 @@ class FakeShard(shards_pb2_grpc.ShardServicer):
         self.forgotten: list[str] = []
         self.flushes = 0
         self.counts: dict[str, Any] = {}
-        self.sequences: dict[str, int] = {}
+        self.tasks: list[tuple[int, int]] = []  # ranges of those that it has applied
         self.closed_round = 0
         self._index = assignment.index
         self._server, self.address = make_server(
@@ -69,8 +69,8 @@ class FakeShard(shards_pb2_grpc.ShardServicer):
             f"optimizer/{self._index + 1}": self.weights,
         }
         if request.records:
-            workers = {worker: {"sequence": sequence} for worker, sequence in self.sequences.items()}
-            records = to_arrays({"version": 1, "mode": {"closed_round": self.closed_round}, "workers": workers})
+            tasks = np.array(self.tasks, np.int64).reshape(-1, 2)
+            records = to_arrays({"version": 1, "mode": {"closed_round": self.closed_round}, "tasks": tasks})
             state |= {f"records/{name}": array for name, array in records.items()}
         data = dump_arrays(state)
         half = len(data) // 2

@@ -166,7 +166,7 @@ class _Job:
         shards = count_shards(self.manifest, cluster.shards)
         if self.transport != "in_process":
             arguments = (self.manifest, self.state, algorithm)
-            options = {"workers": cluster.workers, "token": TOKEN}
+            options = {"workers": cluster.workers, "token": TOKEN, "leased": False}
             self.running = [start_shard(*arguments, index, cluster.shards, **options) for index in range(shards)]
             self.stores = [shard.store for shard in self.running]
             return

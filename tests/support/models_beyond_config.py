@@ -148,6 +148,17 @@ class Noise(layers.Layer):
         return x + self.strength if training else x
 
 
+class NamedAsTracking(layers.Layer):
+    """Layer whose attribute begins as those of TensorFlow's tracking do."""
+
+    def build(self, shape: Any) -> None:
+        self._self_attention = layers.Dense(shape[-1])
+        self._self_attention.build(shape)
+
+    def call(self, x: Any) -> Any:
+        return self._self_attention(x)
+
+
 class Shares(layers.Layer):
     """Layer that uses a layer of another one."""
 
@@ -393,6 +404,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "constants that the constructor draws": lambda: Plain(Projection()),
     "constructor that counts": lambda: Plain(Counted()),
     "attribute that only training uses": lambda: Plain(changed(Noise(), strength=1.0)),
+    "attribute named as those of TensorFlow's tracking": lambda: Plain(NamedAsTracking()),
     "layer shared by two parents": _shared_by_parents,
     "layer shared by two graphs": _two_graphs,
     "call of one layer replaced": _replaced_call,

@@ -1,43 +1,37 @@
 """Simulated cluster whose shards take snapshots, are lost, and go back to the newest one."""
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from nfdt.coordinator import Evaluate, ForgetWorker, Report, Wait, Work
+from nfdt.coordinator import Evaluate, Report, Wait, Work
 from nfdt.core.work.tasks import Task
 from tests.support.simulated_cluster import SimulatedCluster, SimulatedWorker
 
 
 @dataclass(frozen=True)
 class AppliedPush:
-    """Push that the shards have applied."""
+    """Push that a shard has applied."""
 
     epoch: int
-    worker: str
-    incarnation: int
-    sequence: int
     task: Task
-
-    @property
-    def key(self):
-        return self.incarnation, self.worker, self.sequence
 
 
 @dataclass
-class SimulatedShards:
-    """All shards as one: the pushes that their weights contain, in order, and the last sequence of each worker."""
+class SimulatedShard:
+    """A shard: the pushes that its weights contain, in order, and the tasks that it knows to be applied."""
 
     lineage: list = field(default_factory=list)
-    contained: dict = field(default_factory=dict)
+    tasks: set = field(default_factory=set)
     parts: dict = field(default_factory=dict)  # of the open round
     closed_round: int = 0
 
     def push(self, push):
         """Apply a push; duplicates have no effect."""
-        self.contained[push.worker] = push.sequence
         task = push.task
         if not task.round:
-            self.lineage.append(push)
+            if task.task not in self.tasks:
+                self.tasks.add(task.task)
+                self.lineage.append(push)
         elif task.round > self.closed_round:
             assert task.round == self.closed_round + 1
             assert {part.task.round for part in self.parts.values()} <= {task.round}, "parts of two rounds"
@@ -48,31 +42,21 @@ class SimulatedShards:
 
     def copy(self):
         assert not self.parts, "a snapshot of an open round"
-        return SimulatedShards(list(self.lineage), dict(self.contained), {}, self.closed_round)
-
-    def restored(self):
-        """Return shards that continue from this snapshot, for pushes that are numbered from 1 again."""
-        return replace(self.copy(), contained=dict.fromkeys(self.contained, 0))
+        return SimulatedShard(list(self.lineage), set(self.tasks), {}, self.closed_round)
 
 
 class RestorableWorker(SimulatedWorker):
-    """Worker that numbers its pushes; after a restoration it drops its work and its report."""
-
-    sequence = 0
+    """Worker that pushes to two shards; after a restoration it drops its work and its report."""
 
     def __init__(self, cluster, name, index):
         super().__init__(cluster, name, index)
         self.incarnation = cluster.incarnation
-        self.sequences = {}
 
     def ask(self):
         if self.incarnation != self.cluster.incarnation:
             self._move()
         if isinstance(self.instruction, Wait):
             self._drain()
-        sequences = {number: self.sequences.pop(number) for number in self.report.finished}
-        self.report = replace(self.report, sequences=sequences)
-        self.cluster.reported |= {(self.incarnation, self.name, sequence) for sequence in sequences.values()}
         return super().ask()
 
     def do(self):
@@ -86,15 +70,18 @@ class RestorableWorker(SimulatedWorker):
         """Connect to the restored shards."""
         self.incarnation = self.cluster.incarnation
         self.instruction, self.report, self.in_flight = None, Report(), []
-        self.sequences.clear()
-        self.sequence = 0
 
     def _train(self, epoch, tasks, overlap):
         for task in tasks:
-            self.sequence += 1
-            self.sequences[task.task] = self.sequence
-            self.cluster.shards.push(AppliedPush(epoch, self.name, self.incarnation, self.sequence, task))
+            for shard in self.cluster.shards:
+                shard.push(AppliedPush(epoch, task))
         super()._train(epoch, tasks, overlap)
+
+    def push_half(self):
+        """Push the first task of the work that it has been given to one shard of two."""
+        here = self.incarnation == self.cluster.incarnation and not self.cluster.lost
+        if here and isinstance(self.instruction, Work):
+            self.cluster.shards[0].push(AppliedPush(self.instruction.epoch, self.instruction.tasks[0]))
 
 
 class RestorableCluster(SimulatedCluster):
@@ -104,20 +91,20 @@ class RestorableCluster(SimulatedCluster):
     restorable = True
 
     def __init__(self, spec, batches=None):
-        self.shards = SimulatedShards(closed_round=spec.fit.begun.round if spec.fit.begun else 0)
-        self.newest = SimulatedShards()
+        begun = spec.fit.begun.round if spec.fit.begun else 0
+        self.shards = [SimulatedShard(closed_round=begun) for _ in range(2)]
+        self.newest = [SimulatedShard() for _ in range(2)]
         self.incarnation = 0
         self.lost = False
-        self.reported = set()
-        self.excused = Counter()  # pushes that may be trained again though the final weights contain them
         self.redone = 0
         self._taking = None  # snapshot that is not stored yet
+        self._forgotten = []  # not answered, because the shards are lost
         super().__init__(spec, batches)
 
     # ---- snapshots
 
-    def snapshot(self, steps=3):
-        """Do the next steps of a snapshot: begin, copy, store."""
+    def snapshot(self, steps=4):
+        """Do the next steps of a snapshot: begin, copy both shards, of rounds at the same moment, store."""
         for _ in range(steps):
             if self.lost:
                 return
@@ -126,8 +113,13 @@ class RestorableCluster(SimulatedCluster):
                 self._taking = "begun"
             elif self._taking == "begun":
                 if self.coordinator.recovery.is_quiet:
-                    self._taking = self.shards.copy()
-                    self.coordinator.recovery.go_on()
+                    rounds = self.spec.algorithm.consistency == "bsp"
+                    self._taking = [shard.copy() for shard in self.shards[: 2 if rounds else 1]]
+                    if rounds:
+                        self.coordinator.recovery.go_on()
+            elif len(self._taking) < len(self.shards):
+                self._taking.append(self.shards[1].copy())
+                self.coordinator.recovery.go_on()
             else:
                 self._store(self._taking)
                 self._taking = None
@@ -135,7 +127,7 @@ class RestorableCluster(SimulatedCluster):
 
     def _store(self, snapshot, **exact):
         self.newest = snapshot
-        self.coordinator.recovery.settle(snapshot.contained, **exact)
+        self.coordinator.recovery.settle([shard.tasks for shard in snapshot], **exact)
 
     def flush(self):
         if self.unflushed and not self.lost:
@@ -144,7 +136,7 @@ class RestorableCluster(SimulatedCluster):
             self.coordinator.recovery.go_on()
             self.coordinator.recovery.quiesce()
             if self.coordinator.recovery.is_quiet:
-                self._store(self.shards.copy())
+                self._store([shard.copy() for shard in self.shards])
             self.coordinator.recovery.go_on()
             self.coordinator.flushed(epoch)
             self.settle()
@@ -152,7 +144,7 @@ class RestorableCluster(SimulatedCluster):
     # ---- losses
 
     def lose_shards(self):
-        """Lose the shards; what the snapshot contains and no report covers may be trained twice."""
+        """Lose the shards."""
         self.lost, self._taking = True, None
         self.coordinator.recovery.suspend()
         self.settle()
@@ -162,47 +154,35 @@ class RestorableCluster(SimulatedCluster):
             return
         self.lost = False
         self.incarnation += 1
-        self.shards = self.newest.restored()
-        self._excuse({push.key for push in self.shards.lineage})
+        self.shards = [shard.copy() for shard in self.newest]
         redone = self.coordinator.recovery.resume()
         assert redone >= 0
         self.redone += redone
         assert self.coordinator.recovery.redone_samples == self.redone
+        waiting, self._forgotten = self._forgotten, []
+        for worker, tasks in waiting:
+            self.forget(worker, tasks)
         self.settle()
 
     # ---- environment
 
-    def kill(self, name, reason="killed"):
-        if not self.lost:
-            self._excuse({push.key for push in self.shards.lineage if push.worker == name})
-        if self._taking == "begun":  # the snapshot will contain its pushes, but not their numbers
-            self.reported -= {push.key for push in self.shards.lineage if push.worker == name}
-        super().kill(name, reason)
-
-    def settle(self):
-        done = len(self.effects)
-        super().settle()
-        for effect in self.effects[done:]:
-            if isinstance(effect, ForgetWorker):
-                self.shards.contained.pop(effect.worker, None)
+    def forget(self, worker, tasks):
+        if self.lost:
+            self._forgotten.append((worker, tasks))
+        else:
+            self.coordinator.forgotten(worker, [shard.tasks & set(tasks) for shard in self.shards])
 
     def run(self, most=20_000):
         self.restore()
-        if self._taking == "begun":
+        if self._taking is not None:
             self.coordinator.recovery.go_on()
         self._taking = None
         super().run(most)
 
-    def _excuse(self, pushes):
-        """Permit that the tasks of these pushes are trained again, unless they were reported."""
-        for push in self.shards.lineage:
-            if push.key in pushes - self.reported:
-                self.excused[push.task.task] += 1
-                self.reported.add(push.key)
-
     def rows_applied(self):
-        """Return how often the final weights contain each row, by epoch."""
+        """Return how often the final weights contain each row, by epoch; it is the same on all shards."""
         counts = {}
-        for push in self.shards.lineage:
+        assert Counter(self.shards[0].lineage) == Counter(self.shards[1].lineage)
+        for push in self.shards[0].lineage:
             counts.setdefault(push.epoch, Counter()).update(self.rows(push.task))
         return counts

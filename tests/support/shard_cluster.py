@@ -160,3 +160,9 @@ class Cluster:
             for index, value in store.read()[1].items():
                 found.setdefault(index, []).append(value)
         return {index: joined(parts, self.reference.state[index].shape) for index, parts in found.items()}
+
+
+def start_again(store, worker):
+    """Free what a store keeps for a worker, and let the next test use its name."""
+    store.forget(worker)
+    getattr(store, "_dense", store)._backups._gone.discard(worker)

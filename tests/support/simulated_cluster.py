@@ -16,6 +16,7 @@ from nfdt.coordinator import (
     Evaluated,
     Failed,
     FlushShards,
+    ForgetWorker,
     Leave,
     Report,
     StateMerger,
@@ -179,16 +180,27 @@ class SimulatedCluster:
         self.settle()
 
     def settle(self):
-        """Record effects; shards and client answer only when the test calls for it."""
-        for effect in self.coordinator.drain():
-            self.effects.append(effect)
-            match effect:
-                case Emit(kind, data):
-                    self.events.append((kind, data))
-                case FlushShards(epoch):
-                    self.unflushed.append(epoch)
-                case EpochDone(epoch):
-                    self.proceeds.append(epoch + 1)
+        """Record effects; of the answers of shards and client, only those about lost workers come by themselves."""
+        while effects := self.coordinator.drain():
+            for effect in effects:
+                self.effects.append(effect)
+                self._carry_out(effect)
+
+    def _carry_out(self, effect):
+        match effect:
+            case Emit(kind, data):
+                self.events.append((kind, data))
+            case FlushShards(epoch):
+                self.unflushed.append(epoch)
+            case EpochDone(epoch):
+                self.proceeds.append(epoch + 1)
+            case ForgetWorker(worker, tasks):
+                self.forget(worker, tasks)
+
+    def forget(self, worker, tasks):
+        """Answer with those of the tasks that the worker has pushed."""
+        pushed = {task.task for name, task in self.pushes if name == worker}
+        self.coordinator.forgotten(worker, [pushed & set(tasks)])
 
     def flush(self):
         if self.unflushed:

@@ -33,7 +33,8 @@ def serve(layout=LAYOUT, shards=1, optimizer=None, rule="plain", weights=None, o
     state = State(weights, reference.state)
     algorithm = rule_spec(rule, overlap=overlap, codec=codec)
     return [
-        start_shard(reference.manifest(), state, algorithm, i, shards, workers=2, token=TOKEN) for i in range(shards)
+        start_shard(reference.manifest(), state, algorithm, i, shards, workers=2, token=TOKEN, leased=False)
+        for i in range(shards)
     ]
 
 

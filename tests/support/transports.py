@@ -34,7 +34,7 @@ class StreamedShards:
         self.overlap = overlap
         state = State(reference.weights, reference.state)
         arguments = (reference.manifest(), state, rule_spec(rule, overlap=overlap, codec=codec, **row))
-        self.running = [start_shard(*arguments, i, shards, workers=3, token=TOKEN) for i in range(shards)]
+        self.running = [start_shard(*arguments, i, shards, workers=3, token=TOKEN, leased=False) for i in range(shards)]
         self.stores = [running.store for running in self.running]
 
     def client(self, worker, **options):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,6 +11,7 @@ import tensorflow as tf
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.program.batch_tensors import to_tensor
 from nfdt.core.training.direct_call import DirectCall, leaves_of
+from nfdt.shard.tensors import Compiled
 
 WEIGHTS = np.arange(3, dtype=np.float32)
 
@@ -79,3 +82,16 @@ def test_the_number_of_stored_elements_does_not_matter_for_a_graph():
     for batch in (sparse(4, 1), sparse(4, 3), sparse(4, 2)):
         call(WEIGHTS, call.prepare(batch), tf.constant(1, tf.int64))
     assert call.traces == 1
+
+
+def test_many_jobs_of_one_process_cause_no_warning_of_retracing(caplog):
+    tf.get_logger().addHandler(caplog.handler)
+    try:
+        with caplog.at_level(logging.WARNING, tf.get_logger().name):
+            for _ in range(8):
+                call = DirectCall(total, graph)
+                call(WEIGHTS, call.prepare(rows(4)), tf.constant(1, tf.int64))
+                Compiled(lambda pair: pair[0] + pair[1])((tf.ones(2), tf.ones(2)))
+    finally:
+        tf.get_logger().removeHandler(caplog.handler)
+    assert caplog.text == ""

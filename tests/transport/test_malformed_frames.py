@@ -23,7 +23,7 @@ from nfdt.shard.servicer import start_shard
 from nfdt.shard.sparse_store import SparseStore
 from nfdt.transport.stream import StreamClient
 from tests.support.raw_stream import encode, exchange
-from tests.support.shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_weights
+from tests.support.shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_again, start_weights
 
 TOKEN = "job-token"
 SIZE = 4 * LAYOUT.size
@@ -58,14 +58,14 @@ class Shard:
         assert (answer.applied, self.store.version) == (True, version + 1)
         self.store.write(start_weights(layout), {})
         assert np.array_equal(self.good.pull().weights, start_weights(layout))
-        self.store.forget("bad")
+        start_again(self.store, "bad")
 
 
 @contextlib.contextmanager
 def served(reference, rule, tables=(), **options):
     layout, state = reference.layout, State(reference.weights, reference.state)
     manifest = reference.manifest().replaced(tables=list(tables))
-    running = start_shard(manifest, state, rule_spec(rule, **options), 0, 1, workers=WORKERS, token=TOKEN)
+    running = start_shard(manifest, state, rule_spec(rule, **options), 0, 1, workers=WORKERS, token=TOKEN, leased=False)
     good = StreamClient([running.address], layout, "good", worker_token(TOKEN, "good"), timeout_s=30)
     good.pull()
     yield Shard(running.address, running.store, good)

@@ -21,7 +21,7 @@ from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
 from tests.support import raw_stream
 from tests.support.raw_stream import encode
-from tests.support.shard_cluster import LAYOUT, Reference, gradients, start_weights
+from tests.support.shard_cluster import LAYOUT, Reference, gradients, start_again, start_weights
 
 KEY = "the job's key"
 SIZE = 4 * LAYOUT.size
@@ -31,7 +31,9 @@ SIZE = 4 * LAYOUT.size
 def served(preset="asgd"):
     reference = Reference(keras.optimizers.SGD(0.1))
     state = State(reference.weights, reference.state)
-    running = start_shard(reference.manifest(), state, resolve_algorithm(preset), 0, 1, workers=2, token=KEY)
+    running = start_shard(
+        reference.manifest(), state, resolve_algorithm(preset), 0, 1, workers=2, token=KEY, leased=False
+    )
     yield running
     running.stop(0)
 
@@ -48,7 +50,7 @@ def good(shard):
     client.pull()
     yield client
     client.close()
-    shard.store.forget("good")
+    start_again(shard.store, "good")
 
 
 def pull(sequence=1, **fields):
@@ -112,7 +114,7 @@ def test_a_request_out_of_order_ends_the_stream_and_changes_nothing(shard, good,
     assert shard.store.version == before
     assert send(shard, [pull(2), push(gradients(1)[0], sequence=3)])[0][-1] != ERROR
     assert shard.store.version == before + 1
-    shard.store.forget("bad")
+    start_again(shard.store, "bad")
 
 
 @pytest.mark.parametrize(
@@ -130,7 +132,7 @@ def test_what_the_job_does_not_have_is_refused(shard, good, fields, message):
     assert message in error
     assert shard.store.version == before
     assert good.push(gradients(1)[0], samples=1).applied
-    shard.store.forget("bad")
+    start_again(shard.store, "bad")
 
 
 @pytest.mark.parametrize(
@@ -156,4 +158,4 @@ def test_a_push_that_would_spoil_the_weights_is_refused_and_counted(shard, good,
     found = shard.store.statistics()
     assert found["dropped"] == before + 1 == found["workers"]["bad"]["dropped"]
     assert good.push(gradients(1)[0], samples=1).applied
-    shard.store.forget("bad")
+    start_again(shard.store, "bad")

@@ -57,7 +57,7 @@ def program():
 def cluster(program, algorithm, **options):
     manifest, _ = program
     layout = manifest.layout
-    running = [start_shard(*program, algorithm, index, 2, workers=2, token=TOKEN) for index in range(2)]
+    running = [start_shard(*program, algorithm, index, 2, workers=2, token=TOKEN, leased=False) for index in range(2)]
     tables = sparse_tables(manifest, algorithm, 2)
     assert tables == (0, 2)
     addresses = [shard.address for shard in running]
@@ -132,7 +132,7 @@ def test_a_gradient_of_another_model_is_refused(program):
 def test_rows_for_a_shard_without_tables_are_refused(program):
     manifest, state = program
     algorithm = rule_spec("ddc", sparse=False)
-    running = start_shard(manifest, state, algorithm, 0, 1, workers=1, token=TOKEN)
+    running = start_shard(manifest, state, algorithm, 0, 1, workers=1, token=TOKEN, leased=False)
     layout = manifest.layout
     client = StreamClient([running.address], layout, "w", worker_token(TOKEN, "w"), timeout_s=60, tables=(0, 2))
     try:

@@ -327,11 +327,12 @@ def test_the_learning_rate_reaches_the_shard(shard, client):
     np.testing.assert_allclose(client.push(g, samples=1).weights, start_weights() - g, rtol=1e-5, atol=1e-6)
 
 
-def test_a_worker_can_be_forgotten(shard, client):
+def test_a_forgotten_worker_is_refused_and_what_the_shard_has_of_its_tasks_is_returned(shard, client):
     client.pull()
-    reply = administer(shard.address, AdminRequest(forget=ForgetWorker(worker="w")))
-    assert reply.version == 0
-    with pytest.raises(ProtocolError, match="pull before"):
+    client.push(gradients(1)[0], samples=1, tasks=[5])
+    reply = administer(shard.address, AdminRequest(forget=ForgetWorker(worker="w", tasks=[4, 5, 6])))
+    assert (reply.version, list(reply.applied)) == (1, [5])
+    with pytest.raises(ProtocolError, match="the job has given up"):
         client.push(gradients(1)[0], samples=1)
 
 
@@ -353,7 +354,7 @@ def test_another_interface_needs_tls():
     reference = Reference(keras.optimizers.SGD(RATE))
     arguments = (reference.manifest(), State(start_weights(), {}), rule_spec("plain"), 0, 1)
     with pytest.raises(Refused, match="TLS"):
-        start_shard(*arguments, workers=1, token=TOKEN, host="0.0.0.0")
+        start_shard(*arguments, workers=1, token=TOKEN, host="0.0.0.0", leased=False)
 
 
 def test_closing_from_another_thread_ends_a_wait(relay):

@@ -45,6 +45,7 @@ def shard(pairs):
         cert=pairs["server"].cert,
         key=pairs["server"].key,
         client_ca=pairs["client"].cert,
+        leased=False,
     )
     yield running
     running.stop(0)

@@ -49,7 +49,9 @@ class Restorations:
         manifest = self.reference.manifest().replaced(tables=list(self.tables))
         state = State(self.reference.weights, self.reference.state)
         arguments = (manifest, state, self.algorithm)
-        new = [start_shard(*arguments, i, self.shards, workers=2, token=token) for i in range(self.shards)]
+        new = [
+            start_shard(*arguments, i, self.shards, workers=2, token=token, leased=False) for i in range(self.shards)
+        ]
         self.running.append(new)
         return ins.MoveShards("job", self.incarnation, tuple(s.address for s in new), worker_token(token, name))
 

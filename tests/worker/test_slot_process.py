@@ -113,7 +113,7 @@ def test_a_worker_moves_to_the_shards_that_its_slot_is_sent(job, start):
     state = load_state(job.blobs[job.manifest.state])
 
     def start_it(key):
-        return start_shard(job.manifest, state, job.spec.algorithm, 0, 1, workers=1, token=key)
+        return start_shard(job.manifest, state, job.spec.algorithm, 0, 1, workers=1, token=key, leased=False)
 
     shards = [start_it("first"), start_it("second")]
     assignment = pb.WorkerAssignment(
@@ -174,7 +174,14 @@ def test_a_free_slot_that_is_terminated_with_its_fork_server_leaves(fork_server,
 
 def test_a_worker_that_is_terminated_finishes_its_step_reports_it_and_leaves(job, start):
     shard = start_shard(
-        job.manifest, load_state(job.blobs[job.manifest.state]), job.spec.algorithm, 0, 1, workers=1, token="key"
+        job.manifest,
+        load_state(job.blobs[job.manifest.state]),
+        job.spec.algorithm,
+        0,
+        1,
+        workers=1,
+        token="key",
+        leased=False,
     )
     pushing, answered, push = threading.Event(), threading.Event(), shard.store.push
 

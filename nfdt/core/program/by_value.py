@@ -22,6 +22,7 @@ from nfdt.core.backends.contract import current
 from nfdt.core.errors import ProtocolError
 from nfdt.core.keras_internals import (
     SET_BY_KERAS,
+    Functional,
     KerasSaveable,
     attributes_of_one_process,
     backend_choice,
@@ -29,6 +30,7 @@ from nfdt.core.keras_internals import (
     initialize_variable,
     is_built_by,
     is_checkpoint_attribute,
+    make_functional,
     renew_ids,
     serialization_lib,
     tracking,
@@ -85,6 +87,7 @@ class ObjectPickler(cloudpickle.Pickler):
         self._numbers: dict[int, int] = {}
         self.met: list[Any] = []
         self.code: dict[int, Any] = {}
+        self.modules: set[str] = set()
 
     def dump_all(self, root: Any) -> None:
         """Pickle an object and the Keras objects that it refers to, each once."""
@@ -103,13 +106,16 @@ class ObjectPickler(cloudpickle.Pickler):
         if id(obj) not in self._numbers:
             self._numbers[id(obj)] = len(self.met)
             self.met.append(obj)
-        return self._numbers[id(obj)], type(obj)
+        return self._numbers[id(obj)], type(obj), isinstance(obj, Functional)
 
     def reducer_override(self, obj: Any) -> Any:
         """Return the form in which an object is pickled that pickles badly by itself."""
         if isinstance(obj, type | types.FunctionType):
             self.code[id(obj)] = obj
+            self.modules.add(str(obj.__module__))
             return super().reducer_override(obj)
+        if isinstance(obj, types.ModuleType):
+            self.modules.add(obj.__name__)
         if type(obj) in _TRACKED:
             plain = _TRACKED[type(obj)]
             members = plain(obj.items()) if issubclass(plain, dict) else list(obj)
@@ -156,8 +162,10 @@ class ObjectUnpickler(pickle.Unpickler):
         """Return the object of a reference, empty if it has not been read yet."""
         if isinstance(pid, str):
             return self._find(pid)
-        number, cls = pid
+        number, cls, functional = pid
         if number not in self._made:
+            if functional:  # no constructor runs here, in which Keras changes the bases of an installed class
+                make_functional(cls)
             self._made[number] = _blank(cls)
         return self._made[number]
 

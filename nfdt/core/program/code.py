@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import io
 import logging
+import pickle
 import platform
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,7 +22,7 @@ import cloudpickle
 from nfdt.core.errors import CaptureError, PolicyRefused, ProtocolError, VersionMismatch
 from nfdt.core.program.by_value import ObjectPickler, ObjectUnpickler, attributes_of
 from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.own_modules import own_modules_by_value
+from nfdt.core.program.own_modules import own_modules_by_value, packages_of
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,11 @@ _REMEDY = (
     ". It refers to something that lives in this process only (a lock, an open file, a session, a generator). Create "
     "that inside the function that uses it, or in the constructor of a class whose get_config() returns all arguments "
     "of its constructor: a worker then makes it again."
+)
+
+_LACKING = (
+    "It is part of the package {package}, which the script has: install it here too, or put its folder into PYTHONPATH "
+    "before the workers start."
 )
 
 Missing = dict[int, tuple[tuple[str, ...], dict[str, Any]]]
@@ -60,7 +66,7 @@ def dump_objects(
         valueless: ``id`` of each Keras variable that is sent without its value.
 
     Returns:
-        The pickle, and the functions and classes that it contains.
+        The pickle, after one of the packages that it needs, and the functions and classes that it contains.
 
     Raises:
         CaptureError: a part cannot be pickled; the message names it.
@@ -81,7 +87,8 @@ def dump_objects(
                 missing = {**missing, **found}
                 continue
             own = {*cloudpickle.list_registry_pickle_by_value(), "__main__", "__mp_main__"}
-            return file.getvalue(), [obj for obj in pickler.code.values() if obj.__module__ in own]
+            packages = pickle.dumps(packages_of(pickler.modules - own))
+            return packages + file.getvalue(), [obj for obj in pickler.code.values() if obj.__module__ in own]
 
 
 def _unsendable(met: Sequence[Any], root: Any, references: Mapping[int, str], known: Missing) -> Missing:
@@ -167,12 +174,17 @@ def load_objects(manifest: Manifest, artifact: str, read: Callable[[str], bytes]
     theirs, ours = manifest.python_version, ".".join(platform.python_version_tuple()[:2])
     if theirs != ours:
         raise VersionMismatch(f"Code pickled by Python {theirs} needs Python {theirs} here. Received: Python {ours}.")
+    packages: Mapping[str, str] = {}
     try:
-        return ObjectUnpickler(io.BytesIO(read(artifact)), references.__getitem__).load_all()
+        file = io.BytesIO(read(artifact))
+        packages = pickle.load(file)
+        return ObjectUnpickler(file, references.__getitem__).load_all()
     except ProtocolError:
         raise
     except Exception as error:
+        module = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+        package = packages.get(module.partition(".")[0])
         raise ProtocolError(
-            f"The script's classes and functions cannot be loaded here: {type(error).__name__}: {error}. Install the "
-            "packages the script imports on the workers too."
+            f"The script's classes and functions cannot be loaded here: {type(error).__name__}: {error}. "
+            + (_LACKING.format(package=package) if package else "Install the packages the script imports here too.")
         ) from error

@@ -1,4 +1,4 @@
-"""Modules of the user's own program, which no worker has installed."""
+"""Modules of the user's own program, which no worker has installed, and the packages of all others."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import site
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 import cloudpickle
 
 _OURS = ("nfdt", "nfdt_client", "hfdt")
+_ON_EVERY_WORKER = (*_OURS, "cloudpickle", "keras", "numpy", "tensorflow", *sys.stdlib_module_names)
 _INSTALLED = ("/site-packages/", "/dist-packages/")  # also those of other installations in PYTHONPATH or .pth files
 
 
@@ -20,10 +23,12 @@ _INSTALLED = ("/site-packages/", "/dist-packages/")  # also those of other insta
 def own_modules_by_value() -> Iterator[None]:
     """Pickle the modules of the user's own program by value inside the block."""
     registered = []
-    installed = _installed_roots()
+    installed, recorded = _installed_roots(), cache(_recorded)
     already = cloudpickle.list_registry_pickle_by_value()
     for name, module in sys.modules.copy().items():  # copied atomically: other threads may import
-        if name not in already and isinstance(module, types.ModuleType) and _is_users_own(name, module, installed):
+        if name in already or not isinstance(module, types.ModuleType):
+            continue
+        if _is_users_own(name, module, installed, recorded):
             cloudpickle.register_pickle_by_value(module)
             registered.append(module)
     try:
@@ -33,13 +38,45 @@ def own_modules_by_value() -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def _is_users_own(name: str, module: types.ModuleType, installed: set[Path]) -> bool:
+def packages_of(modules: Collection[str]) -> dict[str, str]:
+    """Return name and version of the package of each module by the first part of its name, if workers may lack it."""
+    names = {module.partition(".")[0] for module in modules}
+    found = {module: _package(module) for module in sorted(names.difference(_ON_EVERY_WORKER))}
+    return {module: package for module, package in found.items() if package}
+
+
+def _package(module: str) -> str:
+    """Return name and version of the package that has installed a module; "" if none has."""
+    try:
+        found = metadata.distribution(module)
+    except metadata.PackageNotFoundError:  # a package may have another name than its modules
+        names = metadata.packages_distributions().get(module, ())
+        if not names:
+            return ""
+        found = metadata.distribution(names[0])
+    return f"{found.name} {found.version}"
+
+
+def _is_users_own(
+    name: str, module: types.ModuleType, installed: set[Path], recorded: Callable[[Path], Collection[str]]
+) -> bool:
     """Return whether a module belongs to the user's program: its file or folders are not part of an installation."""
-    if name != module.__name__ or name.partition(".")[0] in (*_OURS, "__main__", "__mp_main__"):
+    first, *rest = name.split(".")
+    if name != module.__name__ or first in (*_OURS, "__main__", "__mp_main__"):
         return False
     file = getattr(module, "__file__", None)
     places = [file] if file else list(getattr(module, "__path__", ()))  # a package without __init__.py has no file
-    return bool(places) and not any(_is_installed(place, installed) for place in places)
+    if not places or any(_is_installed(place, installed) for place in places):
+        return False
+    path = Path(places[0])
+    above = path.parents[len(rest) + (path.stem == "__init__") :]
+    return not above or first not in recorded(above[0])
+
+
+def _recorded(folder: Path) -> set[str]:
+    """Return the modules that ``pip install --target`` has installed into a folder: they are in its records."""
+    found = [one.files for one in metadata.distributions(path=[str(folder)]) if one.read_text("RECORD")]
+    return {file.parts[0].partition(".")[0] for files in found for file in files or ()}
 
 
 def _is_installed(place: str, installed: set[Path]) -> bool:

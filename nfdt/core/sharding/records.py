@@ -9,7 +9,7 @@ name                                       content
 ``mode/closed_round``                      newest closed round, in a job with rounds
 ``mode/rule/<name>``                       state of the rule for all workers, in a job with rounds
 ``mode/<field>``                           fields of the partly filled accumulator, if an update has several pushes
-``workers/<worker>/sequence``              sequence number of the worker's last push, in a job without rounds
+``tasks``                                  numbers of the applied tasks, as ranges (begin, end), in a job without rounds
 ``workers/<worker>/rule/<name>``           state of the rule for this worker
 ``tables/<t>/rule/<name>``                 state of the rule for the t-th table
 ``tables/<t>/workers/<worker>/<name>``     state of the rule for this worker and table; the worker ``""`` is a round
@@ -78,12 +78,6 @@ def part_of_records(records: Mapping[str, Array], index: int) -> dict[str, Array
             "Use the records of a snapshot of the same job."
         )
     return part
-
-
-def sequences_of(records: Mapping[str, Array]) -> dict[str, int]:
-    """Return the sequence number of each worker's last push from the records of one shard."""
-    workers: RecordTree = to_tree(records).get("workers", {})
-    return {worker: int(record["sequence"]) for worker, record in workers.items()}
 
 
 def closed_round_of(records: Mapping[str, Array]) -> int:

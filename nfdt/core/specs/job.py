@@ -67,7 +67,8 @@ class EpochProgress(_Spec):
 
     ``rows`` are (pass, begin, end) of the sample order of each pass, sorted and disjoint; ``samples`` is their number.
     ``round`` is the newest round of the job in the state, 0 in a job without rounds. ``records`` is the artifact with
-    the records of the shards, which belongs to the state; "" for none.
+    the records of the shards, which belongs to the state; "" for none. ``partly`` are the tasks that some of the shards
+    have applied: (task, pass, begin, end), not in ``rows``. ``task`` is above the numbers of all earlier tasks.
     """
 
     epoch: int = Field(ge=0)
@@ -75,6 +76,8 @@ class EpochProgress(_Spec):
     round: int = Field(0, ge=0)
     records: str = Field("", pattern=r"^([0-9a-f]{64})?$")
     rows: tuple[tuple[int, int, int], ...] = ()
+    partly: tuple[tuple[int, int, int, int], ...] = ()
+    task: int = Field(0, ge=0)
 
 
 class SpeedForecast(_Spec):

@@ -76,7 +76,7 @@ class Prepared:
 class DirectCall:
     """A function of weights, a batch (a pytree of arrays) and 0-d tensors, with one cached graph per batch shape.
 
-    The first call with new shapes goes through ``tf.function``, which traces if necessary.
+    The first call with new shapes asks ``tf.function`` for its graph, which it traces if necessary.
 
     Args:
         function: The function to call; ``weights`` always has the same shape.
@@ -113,10 +113,11 @@ class DirectCall:
         structure = _structure(batch.shapes)
         if structure not in self._traced:
             self._traced[structure] = self._wrap(of_leaves(self._function, arguments))
-        result = self._traced[structure](*tensors)
-        if not tf.config.functions_run_eagerly():
-            self._graphs[batch.shapes] = Graph(self._traced[structure].get_concrete_function(*tensors))
-        return result
+        if tf.config.functions_run_eagerly():
+            return self._traced[structure](*tensors)
+        # Not by a call: TensorFlow warns of functions whose calls trace often, as the first of each job does.
+        graph = self._graphs[batch.shapes] = Graph(self._traced[structure].get_concrete_function(*tensors))
+        return graph([weights, *batch.components, *scalars])
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,9 @@ Answers come in the order of the requests and have their sequence numbers; overl
 """
 
 import builtins
+import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import sys
@@ -101,6 +103,8 @@ class Frame(google.protobuf.message.Message):
     RATE_FIELD_NUMBER: builtins.int
     COMPUTED_ON_FIELD_NUMBER: builtins.int
     SERVED_US_FIELD_NUMBER: builtins.int
+    TASKS_FIELD_NUMBER: builtins.int
+    TICKETS_FIELD_NUMBER: builtins.int
     kind: Global___FrameKind.ValueType
     sequence: builtins.int
     """per worker, rising from 1"""
@@ -143,6 +147,12 @@ class Frame(google.protobuf.message.Message):
     """push: sequence of the answer that held the weights used; 0 = the newest sent"""
     served_us: builtins.int
     """reply: microseconds between the request's last byte and this answer's first"""
+    tickets: builtins.bytes
+    """push: the tickets of these tasks (nfdt/core/wire/job_token.py), one after the other"""
+    @property
+    def tasks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """push: numbers of the leased tasks whose samples are in it; applied once"""
+
     def __init__(
         self,
         *,
@@ -168,8 +178,10 @@ class Frame(google.protobuf.message.Message):
         rate: builtins.float = ...,
         computed_on: builtins.int = ...,
         served_us: builtins.int = ...,
+        tasks: collections.abc.Iterable[builtins.int] | None = ...,
+        tickets: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["applied", b"applied", "base", b"base", "boot_id", b"boot_id", "codec", b"codec", "computed_on", b"computed_on", "error", b"error", "kind", b"kind", "part", b"part", "parts", b"parts", "rate", b"rate", "reply_codec", b"reply_codec", "round", b"round", "samples", b"samples", "segment", b"segment", "sequence", b"sequence", "served_us", b"served_us", "shared", b"shared", "staleness", b"staleness", "total_bytes", b"total_bytes", "version", b"version", "want_weights", b"want_weights", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["applied", b"applied", "base", b"base", "boot_id", b"boot_id", "codec", b"codec", "computed_on", b"computed_on", "error", b"error", "kind", b"kind", "part", b"part", "parts", b"parts", "rate", b"rate", "reply_codec", b"reply_codec", "round", b"round", "samples", b"samples", "segment", b"segment", "sequence", b"sequence", "served_us", b"served_us", "shared", b"shared", "staleness", b"staleness", "tasks", b"tasks", "tickets", b"tickets", "total_bytes", b"total_bytes", "version", b"version", "want_weights", b"want_weights", "worker", b"worker"]) -> None: ...
 
 Global___Frame: typing_extensions.TypeAlias = Frame
 
@@ -191,7 +203,7 @@ class AdminRequest(google.protobuf.message.Message):
     def statistics(self) -> Global___ShardStatistics: ...
     @property
     def forget(self) -> Global___ForgetWorker:
-        """the worker is gone: free its backup"""
+        """the worker is gone: free its backup, refuse what it still sends"""
 
     def __init__(
         self,
@@ -247,37 +259,47 @@ class ForgetWorker(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     WORKER_FIELD_NUMBER: builtins.int
+    TASKS_FIELD_NUMBER: builtins.int
     worker: builtins.str
+    @property
+    def tasks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     def __init__(
         self,
         *,
         worker: builtins.str = ...,
+        tasks: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["tasks", b"tasks", "worker", b"worker"]) -> None: ...
 
 Global___ForgetWorker: typing_extensions.TypeAlias = ForgetWorker
 
 @typing.final
 class AdminReply(google.protobuf.message.Message):
+    """applied: those of the tasks whose pushes this shard has received, from now on all that it will of this worker."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     VERSION_FIELD_NUMBER: builtins.int
     STATISTICS_JSON_FIELD_NUMBER: builtins.int
+    APPLIED_FIELD_NUMBER: builtins.int
     version: builtins.int
     statistics_json: builtins.str
+    @property
+    def applied(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     def __init__(
         self,
         *,
         version: builtins.int = ...,
         statistics_json: builtins.str = ...,
+        applied: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["statistics_json", b"statistics_json", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["applied", b"applied", "statistics_json", b"statistics_json", "version", b"version"]) -> None: ...
 
 Global___AdminReply: typing_extensions.TypeAlias = AdminReply
 
 @typing.final
 class ReadRequest(google.protobuf.message.Message):
-    """records: also those of nfdt/core/sharding/records.py, as "records/...": the rule's state, the workers' push sequences."""
+    """records: also those of nfdt/core/sharding/records.py, as "records/...": the rule's state, the applied tasks."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

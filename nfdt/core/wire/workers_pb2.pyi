@@ -788,15 +788,12 @@ class Finished(google.protobuf.message.Message):
     SAMPLES_FIELD_NUMBER: builtins.int
     COMPUTE_S_FIELD_NUMBER: builtins.int
     EXCHANGE_S_FIELD_NUMBER: builtins.int
-    SEQUENCE_FIELD_NUMBER: builtins.int
     task: builtins.int
     samples: builtins.int
     compute_s: builtins.float
     """computing the gradient"""
     exchange_s: builtins.float
     """the rest of the task's wall time: communication that nothing hid, reading rows"""
-    sequence: builtins.int
-    """of its push, among this worker's to the shards of this incarnation (0: unknown)"""
     def __init__(
         self,
         *,
@@ -804,9 +801,8 @@ class Finished(google.protobuf.message.Message):
         samples: builtins.int = ...,
         compute_s: builtins.float = ...,
         exchange_s: builtins.float = ...,
-        sequence: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["compute_s", b"compute_s", "exchange_s", b"exchange_s", "samples", b"samples", "sequence", b"sequence", "task", b"task"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["compute_s", b"compute_s", "exchange_s", b"exchange_s", "samples", b"samples", "task", b"task"]) -> None: ...
 
 Global___Finished: typing_extensions.TypeAlias = Finished
 
@@ -920,6 +916,7 @@ class Task(google.protobuf.message.Message):
     ROUND_FIELD_NUMBER: builtins.int
     PART_FIELD_NUMBER: builtins.int
     PARTS_FIELD_NUMBER: builtins.int
+    TICKET_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
     task: builtins.int
     """unique within the job"""
@@ -932,6 +929,8 @@ class Task(google.protobuf.message.Message):
     """of the round"""
     parts: builtins.int
     """of the round; 1 for asynchronous presets"""
+    ticket: builtins.bytes
+    """to show to the shards with the push"""
     data: builtins.bytes
     """the encoded batch itself, for streams"""
     def __init__(
@@ -943,9 +942,10 @@ class Task(google.protobuf.message.Message):
         round: builtins.int = ...,
         part: builtins.int = ...,
         parts: builtins.int = ...,
+        ticket: builtins.bytes = ...,
         data: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["data", b"data", "part", b"part", "parts", b"parts", "pass", b"pass", "round", b"round", "start", b"start", "stop", b"stop", "task", b"task"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "part", b"part", "parts", b"parts", "pass", b"pass", "round", b"round", "start", b"start", "stop", b"stop", "task", b"task", "ticket", b"ticket"]) -> None: ...
 
 Global___Task: typing_extensions.TypeAlias = Task
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from nfdt.core.work import instructions as ins
@@ -19,8 +19,8 @@ class EffectHandler(Protocol):
         """Make every shard apply the gradients that it holds, then call ``Coordinator.flushed(epoch)``."""
         ...
 
-    def forget_worker(self, worker: str) -> None:
-        """Free the state of a lost worker on the shards."""
+    def forget_worker(self, worker: str, tasks: Sequence[int]) -> None:
+        """Free the state of a lost worker on the shards, then call ``Coordinator.forgotten`` with what they applied."""
         ...
 
     def give_up(self, worker: str, reason: str) -> None:
@@ -47,8 +47,8 @@ def carry_out(effect: ins.Effect, handler: EffectHandler) -> None:
             handler.emit(kind, data)
         case ins.FlushShards(epoch):
             handler.flush_shards(epoch)
-        case ins.ForgetWorker(worker):
-            handler.forget_worker(worker)
+        case ins.ForgetWorker(worker, tasks):
+            handler.forget_worker(worker, tasks)
         case ins.GiveUp(worker, reason):
             handler.give_up(worker, reason)
         case ins.EpochDone(epoch, decision):

@@ -204,8 +204,7 @@ class Report:
     """Work since the last call; ``finished`` are task numbers, ``epoch`` is that of ``logs``.
 
     ``times`` are the durations of finished tasks, by their numbers, where the worker measured them; ``samples`` are
-    their samples, ``sequences`` the numbers of their pushes, which rise for each worker. ``in_flight`` are tasks that
-    have begun and not finished; the worker accepts more tasks anyway.
+    their samples. ``in_flight`` are tasks that have begun and not finished; the worker accepts more tasks anyway.
     ``supply`` is that of a worker that makes its batches itself.
     ``busy``: the worker still executes its last instruction and advances; all other fields are empty.
     """
@@ -220,7 +219,6 @@ class Report:
     in_flight: frozenset[int] = frozenset()
     busy: bool = False
     samples: Mapping[int, int] = field(default_factory=dict)
-    sequences: Mapping[int, int] = field(default_factory=dict)
     supply: Supply | None = None
 
 
@@ -255,9 +253,13 @@ class EpochDone:
 
 @dataclass(frozen=True)
 class ForgetWorker:
-    """The worker is gone: the shards may free its state."""
+    """The worker is gone: make the shards free its state and refuse its pushes, then call ``Coordinator.forgotten``.
+
+    ``tasks`` are those that it held; the shards may have applied some of them.
+    """
 
     worker: str
+    tasks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,6 @@ def to_report(request: pb.NextRequest) -> ins.Report:
         busy=request.busy,
         times={done.task: time for done in request.finished if (time := _to_time(done)) is not None},
         samples={done.task: done.samples for done in request.finished if done.samples},
-        sequences={done.task: done.sequence for done in request.finished if done.sequence},
         supply=ins.Supply(request.supply.iteration, request.supply.waiting, request.supply.over)
         if request.HasField("supply")
         else None,
@@ -107,6 +106,7 @@ def to_task(task: Task) -> pb.Task:
         part=task.part,
         parts=task.parts,
         data=task.data,
+        ticket=task.ticket,
     )
     setattr(message, "pass", task.pass_index)
     return message
@@ -207,6 +207,7 @@ def read_task(message: pb.Task) -> Task:
         part=message.part,
         parts=message.parts,
         data=message.data,
+        ticket=message.ticket,
         samples=message.stop - message.start,
     )
 
@@ -244,5 +245,5 @@ def to_request(report: ins.Report) -> pb.NextRequest:
 def _write_finished(report: ins.Report, task: int) -> pb.Finished:
     time = report.times.get(task, _UNMEASURED)
     done = pb.Finished(task=task, compute_s=time.compute_s, exchange_s=time.exchange_s)
-    done.samples, done.sequence = report.samples.get(task, 0), report.sequences.get(task, 0)
+    done.samples = report.samples.get(task, 0)
     return done

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -12,6 +12,7 @@ class Task:
     ``task`` is unique within the job. ``round``, ``part`` and ``parts`` identify the part of a
     synchronous global batch; rounds count from 1 (``parts == 1`` and ``round == 0`` for asynchronous presets).
     ``data`` is the encoded batch itself for streams, which have no row numbers.
+    ``ticket`` shows the shards that the task is leased to the worker; see :mod:`nfdt.core.wire.job_token`.
     """
 
     task: int
@@ -23,3 +24,4 @@ class Task:
     parts: int = 1
     data: bytes = b""
     samples: int = 0
+    ticket: bytes = field(default=b"", compare=False)

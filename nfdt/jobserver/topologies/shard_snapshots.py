@@ -130,7 +130,7 @@ class ShardSnapshots:
             self._replaced |= slots.shard_state.artifacts
             slots.shard_state = stored
             self._fetchable.update(stored.artifacts)
-            self._coordinator.recovery.settle(snapshot.contained, exact=exact)
+            self._coordinator.recovery.settle(snapshot.tasks, exact=exact)
             self._recovery.possible = True
             progress = self._coordinator.recovery.progress()
         context.job_log.snapshot(stored.state, progress, stored.records)

@@ -107,7 +107,7 @@ class DelayedPush(NamedTuple):
 
 
 def admit(arrived: ArrivedPush, weights: VersionedWeights[Any], backups: BackupStore) -> DelayedPush | None:
-    """Look up the backup of an asynchronous push and count its sequence number; None for a duplicate.
+    """Look up the backup of an asynchronous push and count it; None for a duplicate, or if its tasks are applied.
 
     Raises:
         ProtocolError: the worker never pulled, or the backup is no longer kept.
@@ -117,4 +117,6 @@ def admit(arrived: ArrivedPush, weights: VersionedWeights[Any], backups: BackupS
         return None
     backup = record.backups.used(arrived.worker, gradient.computed_on)
     record.sequence = gradient.sequence
+    if not backups.count_tasks(gradient.tasks):
+        return None
     return DelayedPush(record, backup, weights.version - backup.version, backups.anchor(weights.snapshot))

@@ -33,7 +33,7 @@ from nfdt.shard.servicer import start_shard
 from tests.support.shard_cluster import Reference, rule_spec
 reference = Reference(keras.optimizers.SGD(0.1, momentum=0.9))
 state = State(reference.weights, reference.state)
-shard = start_shard(reference.manifest(), state, rule_spec("ddc"), 0, 1, workers=5, token=sys.argv[1])
+shard = start_shard(reference.manifest(), state, rule_spec("ddc"), 0, 1, workers=5, token=sys.argv[1], leased=False)
 print(shard.address, flush=True)
 sys.stdin.read()
 """

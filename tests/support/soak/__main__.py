@@ -14,16 +14,18 @@ from typing import Any
 
 import click
 
+from nfdt.chaos.counting import counting_script
 from nfdt.chaos.report import make_report
 from nfdt.chaos.schedule import parse_schedule
 from nfdt.chaos.trial import TrialRecord, local_trial
 from tests.support.machines import unavailable
-from tests.support.soak.draw import LOCAL, MACHINES, SCRIPT, FaultChoice, SoakJob, draw_job, undisturbed
+from tests.support.soak.draw import LOCAL, MACHINES, SCRIPT, TRAINING_S, FaultChoice, SoakJob, draw_job, undisturbed
 from tests.support.soak.invariants import violations
 from tests.support.soak.machine_trial import run_on_machines
 from tests.support.soak.rows import FAULTS, JOBS, UNDISTURBED, fault_rows, read_rows, summarise
 
 PATIENCE_S = 240.0
+COUNTS = "counts.json"  # of the counting model
 SLOW_S = 30.0  # recovery after which the logs of a job are kept
 
 
@@ -65,7 +67,7 @@ class Soak:
             if number is None:
                 return
             job = draw_job(self._seed, number, self._choice)
-            accuracy = self._accuracy_of(job)
+            accuracy = None if job.counts else self._accuracy_of(job)
             if not self.stopped.is_set():
                 self._run_job(job, accuracy)
 
@@ -86,7 +88,7 @@ class Soak:
         record = self._run(job, folder, self._run_trial)
         if self.stopped.is_set():
             return
-        report = make_report(record)
+        report = make_report(record, counts=folder / COUNTS if job.counts else None)
         broken = violations(report, record.jobs, accuracy)
         facts = {"seed": self._seed, "job": job.number, "preset": job.preset, "violations": broken}
         self._append(FAULTS, *fault_rows(self._seed, job, report))
@@ -103,7 +105,8 @@ class Soak:
     def _run(self, job: SoakJob, folder: Path, run: Callable[..., TrialRecord]) -> TrialRecord:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, mode=0o700)
-        (folder / "script.py").write_text(SCRIPT)
+        script = counting_script(folder / COUNTS, seconds=TRAINING_S) if job.counts else SCRIPT
+        (folder / "script.py").write_text(script)
         lines: list[str] = []
         options = {"patience_s": PATIENCE_S, "stopped": self.stopped, "log": lines.append}
         record = run(job.text, folder / "script.py", folder / "trial", **options)

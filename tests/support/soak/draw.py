@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from nfdt.chaos.counting import why_not_counted
 from nfdt.chaos.schedule import KINDS, TargetRole
 from tests.support.soak.machine_schedule import AMOUNTS, MACHINE_PAIRS
 
@@ -44,12 +45,14 @@ class SoakJob:
         number: Its number in the soak.
         preset: Its algorithm.
         workers: Number of its workers.
+        counts: Whether it trains the counting model instead of :data:`SCRIPT`.
         text: Its schedule as TOML, which ``nfdt chaos`` repeats if all is on one machine.
     """
 
     number: int
     preset: str
     workers: int
+    counts: bool
     text: str
 
 
@@ -75,7 +78,7 @@ def draw_job(seed: int, number: int, choice: FaultChoice) -> SoakJob:
     faults = [random.choice(choice.pairs) for _ in range(random.randint(1, MOST_FAULTS))]
     options = {
         "algorithm": f'"{preset}"',
-        "codec": f'"{random.choice(CODECS)}"',
+        "codec": f'"{(codec := random.choice(CODECS))}"',
         "overlap": str(0 if preset == "bsp" else random.randint(0, 1)),
         "snapshot_s": str(random.choice([0.5, 2.0])),
         '"emulate.step_ms"': str(_step_ms(workers)),
@@ -89,13 +92,14 @@ def draw_job(seed: int, number: int, choice: FaultChoice) -> SoakJob:
     for kind, role in faults:
         fields = [f'kind = "{kind}"', f'role = "{role}"', f"at_s = {random.uniform(*span):.2f}"]
         rows += "\n".join(["\n[[fault]]", *fields, *choice.fields(kind, random), ""])
-    return SoakJob(number, preset, workers, f"seed = {seed * 10_000 + number}\n\n[cluster]\n{cluster}{rows}")
+    counts = not why_not_counted({"algorithm": preset, "codec": codec})
+    return SoakJob(number, preset, workers, counts, f"seed = {seed * 10_000 + number}\n\n[cluster]\n{cluster}{rows}")
 
 
 def undisturbed(preset: str, workers: int) -> SoakJob:
     """Return a job without faults, whose result others are compared with."""
     options = f'algorithm = "{preset}", "emulate.step_ms" = {_step_ms(workers)}'
-    return SoakJob(0, preset, workers, f"[cluster]\nworkers = {workers}\noptions = {{ {options} }}\n")
+    return SoakJob(0, preset, workers, False, f"[cluster]\nworkers = {workers}\noptions = {{ {options} }}\n")
 
 
 def _step_ms(workers: int) -> int:

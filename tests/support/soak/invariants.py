@@ -22,8 +22,11 @@ def violations(report: ChaosReport, jobs: Sequence[RecordedJob], accuracy: float
         accuracy: Accuracy without faults; None: unknown.
     """
     found = [*report.problems, *(f"left over: {one}" for one in report.leftovers)]
-    if report.samples.never:
-        found.append(f"{report.samples.never} samples were never trained")
+    for where, counts in (("by the events", report.samples), ("by the weights", report.counted)):
+        if counts is not None and counts.never:
+            found.append(f"{counts.never} samples were never trained, {where}")
+    if report.counted is not None and report.counted.again:
+        found.append(f"{report.counted.again} samples were trained again, by the weights")
     if len(jobs) > 1:
         found.append(f"the script had {len(jobs)} jobs")
     if report.memory_growth is not None and report.memory_growth > GROWTH:

@@ -1,0 +1,85 @@
+"""Trials on a real cluster are judged by the weights, whatever the job's own books say."""
+
+from __future__ import annotations
+
+import pytest
+
+from nfdt.chaos.counting import counting_script, length_for
+from nfdt.chaos.report import make_report
+from nfdt.chaos.schedule import parse_schedule
+from nfdt.chaos.timing import plan_faults
+from nfdt.chaos.trial import local_trial
+from nfdt.cli.chaos import describe_report
+from tests.support.soak.invariants import violations
+
+HANG_S = 600
+KILLS = """
+seed = 7
+[cluster]
+workers = 3
+shards = SHARDS
+options = { algorithm = "PRESET", "emulate.step_ms" = 20 }
+[[fault]]
+kind = "kill"
+role = "worker"
+at_step = 120
+[[fault]]
+kind = "kill"
+role = "worker"
+at_step = 300
+"""
+# Imported by every process of the cluster.
+MUTANTS = {
+    "throws every fifth push away": """
+from dataclasses import replace
+from nfdt.shard.modes.asynchronous import AsynchronousMode
+real, pushes = AsynchronousMode.apply, [0]
+def apply(self, arrived):
+    pushes[0] += 1
+    if pushes[0] % 5 == 0:
+        zeros = arrived.gradient.values * 0
+        arrived = arrived._replace(gradient=replace(arrived.gradient, values=zeros))
+    return real(self, arrived)
+AsynchronousMode.apply = apply
+""",
+    "applies a repeated push": """
+from nfdt.shard.backups import BackupStore
+BackupStore.count_tasks = lambda self, tasks: True
+""",
+}
+
+
+def run(tmp_path, preset, shards):
+    """Train the counting model while two workers are killed; return the report and the jobs."""
+    plan = parse_schedule(KILLS.replace("PRESET", preset).replace("SHARDS", str(shards)))
+    script, counts = tmp_path / "script.py", tmp_path / "counts.json"
+    script.write_text(counting_script(counts, **length_for(plan_faults(plan))))
+    record = local_trial(plan, [str(script)], tmp_path / "trial").run()
+    return make_report(record, counts=counts), record.jobs
+
+
+@pytest.mark.timeout(HANG_S)
+@pytest.mark.parametrize(("preset", "shards"), [("asgd", 2), ("ssp", 1), ("bsp", 2), ("ddc-asgd", 2)])
+def test_every_sample_is_trained_once_in_every_epoch_though_workers_are_killed(tmp_path, preset, shards):
+    report, jobs = run(tmp_path, preset, shards)
+    assert report.problems == ()
+    assert (report.counted.again, report.counted.never) == (0, 0)
+    assert report.counted.once >= 2 * 1536
+    assert report.survived
+    assert violations(report, jobs, None) == []
+
+
+@pytest.mark.timeout(HANG_S)
+@pytest.mark.parametrize(("mutant", "wrong"), [(name, name.split()[0]) for name in MUTANTS])
+def test_a_shard_that_loses_or_repeats_updates_is_found_though_its_job_succeeds(tmp_path, monkeypatch, mutant, wrong):
+    (tmp_path / "sitecustomize.py").write_text(MUTANTS[mutant])
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    report, jobs = run(tmp_path, "asgd", 1)
+    assert report.problems == ()
+    assert [job.state for job in jobs] == ["succeeded"]
+    assert report.samples.never == 0, "by its own books"
+    missing = report.counted.never if wrong == "throws" else report.counted.again
+    assert missing > 0
+    assert not report.survived
+    assert [text for text in violations(report, jobs, None) if text.startswith(f"{missing} samples")]
+    assert f"{report.counted.again} again, {report.counted.never} never" in describe_report(report)
