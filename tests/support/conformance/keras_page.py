@@ -33,7 +33,7 @@ Each runs plain, and then with its fits distributed, on {versions}.
 ```
 
 - The first command runs all configurations and writes this page, after each of them.
-- The second runs one of them; rows of the others stay as they are, and tests that have run plain are not run plain again.
+- The second runs one of them; rows of the others stay as they are, and tests that ran plain are not run plain again.
 - The third runs some tests and only prints.
 
 In the tables below:
