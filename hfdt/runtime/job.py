@@ -23,6 +23,7 @@ from hfdt.runtime.batch_split import split_rows, weight_of
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.devices import device_name
 from hfdt.runtime.prepared_ahead import prepared_ahead
+from hfdt.runtime.shared_denominator import SharedDenominator
 from hfdt.runtime.step import AllreduceStep
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import ProtocolError
@@ -98,7 +99,8 @@ class RingJob:
     def _make_step(self, manifest: Manifest, state: State) -> Any:
         scaled = self.spec.algorithm.scale_lr is not None
         reducer = self._communicator.reducer(self.spec.algorithm.codec)
-        return AllreduceStep(self._part.model, manifest, state, reducer, scales=scaled)
+        shared = SharedDenominator(self._communicator)
+        return AllreduceStep(self._part.model, manifest, state, reducer, shared, scales=scaled)
 
     def execute(self, instruction: ins.Instruction) -> ins.Report:
         """Execute an instruction on all ranks; the report of rank 0 is sent to the coordinator."""

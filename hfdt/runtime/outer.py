@@ -5,6 +5,7 @@ This is the only file of hfdt that uses the shards of NFDT.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from hfdt.runtime.communicator import Communicator
+from hfdt.runtime.shared_denominator import SharedDenominator
 from hfdt.runtime.step import GRADIENT, AllreduceStep
 from nfdt.core.arrays.layout import Array, ParameterLayout
 from nfdt.core.program.manifest import Manifest
@@ -21,6 +23,7 @@ from nfdt.core.program.state import State
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.training.direct_call import Prepared
 from nfdt.core.training.gradient_step import GradientStep
+from nfdt.core.training.step_result import GradientResult
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.statistics import PushOutcomes
 from nfdt.core.work.tasks import Task
@@ -105,7 +108,7 @@ class GroupExchange:
         """Discard the weights, as they have changed: they are pulled before the next step."""
         self.weights = None
 
-    def push(self, vector: Array, samples: int, rate: float, tasks: Sequence[Task]) -> None:
+    def push(self, vector: Array, samples: int, rate: float, tasks: Sequence[Task], denominator: float = 0.0) -> None:
         """Apply the group's vector, which rank 0 pushes, and receive new weights; collective.
 
         Args:
@@ -114,9 +117,10 @@ class GroupExchange:
             rate: Factor on the learning rate.
             tasks: Leased tasks of the vector; a part of a synchronous round is one, and its weights come with the next
                 round.
+            denominator: Denominator of a gradient, as in ``PushOptions``.
         """
         began = time.perf_counter()
-        pushed = self._push(vector, samples, rate, tasks) if self._client else None
+        pushed = self._push(vector, samples, rate, tasks, denominator) if self._client else None
         if self._is_answered(tasks[0]):
             self._spread(pushed)
         else:
@@ -127,7 +131,7 @@ class GroupExchange:
         """Return whether the reply to the task's push contains weights; else they are pulled before the next step."""
         return self.wants_weights and task.parts <= 1
 
-    def _push(self, vector: Array, samples: int, rate: float, tasks: Sequence[Task]) -> Pushed:
+    def _push(self, vector: Array, samples: int, rate: float, tasks: Sequence[Task], denominator: float) -> Pushed:
         task = tasks[0]
         assert self._client is not None
         # A non-finite gradient is also pushed: all of the shards drop it and close its round.
@@ -135,7 +139,7 @@ class GroupExchange:
             vector = np.full_like(vector, np.nan)
         options: PushOptions = {"round": task.round, "part": task.part, "parts": max(task.parts, 1), "samples": samples}
         options |= {"tasks": [t.task for t in tasks], "tickets": b"".join(t.ticket for t in tasks)}
-        options |= {"rate": rate, "want_weights": self._is_answered(task)}
+        options |= {"rate": rate, "denominator": denominator, "want_weights": self._is_answered(task)}
         pushed = self._client.push(vector, **options)
         self.counts.staleness[pushed.staleness] += 1
         self.counts.batch_sizes[samples] += 1
@@ -190,6 +194,7 @@ class GradientOuter:
         self.layout = manifest.layout
         self._start = np.asarray(state.weights, np.float32)
         self._compute = GradientStep(model, self.layout, loss_scale=manifest.loss_scale)
+        self._shared = SharedDenominator(communicator)
         self._exchange = exchange
         flat = tf.TensorSpec([self.layout.size], tf.float32)
         self._reduce: Any = tf.function(lambda gradient: communicator.sum(gradient, GRADIENT), input_signature=[flat])
@@ -206,16 +211,17 @@ class GradientOuter:
         self, batch: Any, weight: float, pause: Pause, *, samples: int, rate: float, task: Task
     ) -> Mapping[str, Any]:
         """Train on this rank's part of a batch of the group; collective, like ``AllreduceStep``."""
-        weights = self._exchange.held()
-        gradient, logs = tf.zeros([self.layout.size]), {}
+        weights, share = self._exchange.held(), weight * task.share_of(samples)
+        result = GradientResult(tf.zeros([self.layout.size]), {}, finite=True)
         if batch is not None:
             began = time.perf_counter()
-            result = self._compute(weights, batch, version=self._exchange.version)
-            gradient, logs = result.gradient, result.logs
+            result = self._compute(weights, batch, version=self._exchange.version, share=share)
             pause(time.perf_counter() - began)
-        mean = np.asarray(self._reduce(gradient * weight))
-        self._exchange.push(mean, samples, rate, [task])
-        return logs
+        self._shared.agree(result.denominator, has_rows=batch is not None)
+        own, denominator = self._shared.union(result.denominator, weight)
+        gradient = np.asarray(self._reduce(result.gradient * own))
+        self._exchange.push(gradient, samples, 1.0 if math.isinf(denominator) else rate, [task], denominator)
+        return result.logs
 
     def settle(self) -> None:
         """Do nothing: every step has been pushed."""
@@ -240,7 +246,7 @@ class DeltaOuter:
     def __init__(
         self, model: Any, manifest: Manifest, state: State, communicator: Communicator, exchange: GroupExchange
     ) -> None:
-        self.step = AllreduceStep(model, manifest, state, communicator.sum)
+        self.step = AllreduceStep(model, manifest, state, communicator.sum, SharedDenominator(communicator))
         self.layout = self.step.layout
         self._exchange = exchange
         self.local_steps = 1

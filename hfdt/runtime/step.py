@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from hfdt.runtime.shared_denominator import SharedDenominator
 from nfdt.core import keras_internals
 from nfdt.core.arrays.layout import Array, ParameterLayout
 from nfdt.core.errors import ShapeMismatch, UsageError
@@ -16,8 +17,9 @@ from nfdt.core.program.batch_tensors import as_tensors
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.optimizer import inner_optimizer
 from nfdt.core.program.state import State
+from nfdt.core.training.denominator import LossDenominator
 from nfdt.core.training.direct_call import DirectCall, Prepared
-from nfdt.core.training.gradient_step import in_graph, replace_optimizer, step_logs
+from nfdt.core.training.gradient_step import in_graph, of_this_graph, replace_optimizer, step_logs
 from nfdt.core.training.step_result import own_loss_scale
 
 GRADIENT = "hfdt_gradient"
@@ -36,7 +38,11 @@ class AllreduceStep:
         manifest: Program of the model.
         state: Initial state.
         reduce: Sums a tensor over all ranks, by a name.
+        shared: What the ranks know of the denominator of the loss.
         scales: Whether :meth:`set_factor` will be called.
+
+    Attributes:
+        shared: See the argument.
     """
 
     def __init__(
@@ -45,6 +51,7 @@ class AllreduceStep:
         manifest: Manifest,
         state: State,
         reduce: Callable[[Any, str], Any],
+        shared: SharedDenominator,
         *,
         scales: bool = False,
     ) -> None:
@@ -62,6 +69,7 @@ class AllreduceStep:
         self.optimizer = inner_optimizer(model)
         scale = manifest.loss_scale or own_loss_scale(model.optimizer)
         self._recording = replace_optimizer(model, self.layout, scale)
+        self._denominator, self.shared = LossDenominator(model), shared
         self.optimizer.loss_scale_factor = None  # the recording optimizer removes the scale
         self.optimizer.build(self._variables)
         self._respect_decay(manifest)
@@ -84,16 +92,20 @@ class AllreduceStep:
         """
         share = tf.constant(np.float32(weight))  # of a Python number TensorFlow keeps the tensor for ever
         if batch is None:
-            self._reduce_and_apply(share, [tf.zeros([_size(self.layout, bucket)]) for bucket in self._buckets])
+            self.shared.agree(None, has_rows=False)
+            nothing = [tf.zeros([_size(self.layout, bucket)]) for bucket in self._buckets]
+            self._reduce_and_apply(share, nothing, tf.constant(0.0))
             return {}
         prepared = batch if isinstance(batch, Prepared) else self.prepare(batch)
-        if pause is None:
+        if pause is None and self.shared.is_known:
             return dict(self._run(share, prepared))
         began = time.perf_counter()
-        gradients, logs = self._compute(as_tensors(prepared.pytree))
+        gradients, logs, counted = self._compute(as_tensors(prepared.pytree), share)
         _await(gradients)
-        pause(time.perf_counter() - began)
-        self._reduce_and_apply(share, gradients)
+        if pause is not None:
+            pause(time.perf_counter() - began)
+        self.shared.agree(counted, has_rows=True)
+        self._reduce_and_apply(share, gradients, counted)
         return dict(logs)
 
     def prepare(self, batch: Any) -> Prepared:
@@ -102,21 +114,26 @@ class AllreduceStep:
 
     def probe(self, batch: Any) -> None:
         """Compute the gradient of a batch and discard it."""
-        _await(self._compute(as_tensors(batch))[0])
+        _await(self._compute(as_tensors(batch), tf.constant(1.0))[0])
 
     def _whole(self, share: Any, batch: Any) -> dict[str, Any]:
-        gradients, logs = self._compute(batch)
-        self._reduce_and_apply(share, gradients)
+        gradients, logs, counted = self._compute(batch, share)
+        self._reduce_and_apply(share, gradients, counted)
         return logs
 
-    def _reduce_and_apply(self, share: Any, gradients: Sequence[Any]) -> None:
+    def _reduce_and_apply(self, share: Any, gradients: Sequence[Any], counted: Any) -> None:
+        weight = self.shared.share(counted, share)
         if self._variables:
-            self._apply([reduce(g * share) for reduce, g in zip(self._reduce, gradients, strict=True)])
+            self._apply([reduce(g * weight) for reduce, g in zip(self._reduce, gradients, strict=True)])
 
-    def _computed(self, batch: Any) -> tuple[list[Any], dict[str, Any]]:
+    def _computed(self, batch: Any, share: Any) -> tuple[list[Any], dict[str, Any], Any]:
+        """Return gradients, logs, and the denominator if it is a tensor; sums are scaled to the batch of all ranks."""
         self._recording.begin(tf.cast(self.optimizer.iterations.value, tf.int64))
+        self._denominator.begin(1.0 / share)
         logs = step_logs(self._model.train_step(batch), "train_step")
-        return self._recording.recorded_parts(self._buckets), logs
+        denominator = of_this_graph(self._denominator.end())
+        counted = denominator if tf.is_tensor(denominator) else None
+        return self._recording.recorded_parts(self._buckets), logs, counted
 
     def _applied(self, reduced: Sequence[Any]) -> None:
         whole = tf.ensure_shape(tf.concat(reduced[::-1], 0), [self.layout.size])  # the last variables come first

@@ -5,15 +5,20 @@ New releases of Keras are checked against this module. All other modules use onl
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import keras
 import numpy as np
+
+# loss: Loss.__call__ looks reduce_weighted_values up in this module; apply_mask makes weights of a mask.
+from keras.src.losses import loss as loss_module
 
 # Functional: kind of a model that is a graph of layers; keras.Model(inputs, outputs) returns one.
 from keras.src.models.functional import Functional
@@ -232,6 +237,56 @@ def limited_batches(steps: int | None, steps_per_execution: int) -> int | None:
 def compiles_torch(model: Any) -> bool:
     """Return whether Keras on PyTorch compiles the model's steps: ``_should_torch_compile`` reads ``jit_compile``."""
     return bool(model._should_torch_compile())
+
+
+# ---- losses
+
+ReductionObserver = Callable[..., Any]
+"""Function of a reduced loss, the shape of what was reduced, its weights, its mask (or None), and its reduction."""
+
+_OBSERVER: ContextVar[ReductionObserver | None] = ContextVar("reduction_observer", default=None)
+
+
+def compiled_loss(model: Any) -> Any:
+    """Return the object that computes the losses of ``compile``, by its method ``call``; None without a loss."""
+    return getattr(model, "_compile_loss", None)
+
+
+@contextmanager
+def observed_reductions(observer: ReductionObserver) -> Iterator[None]:
+    """Pass each loss that is reduced in the block, in this thread, to ``observer``, whose result replaces it.
+
+    Relies on ``Loss.__call__``, which looks ``reduce_weighted_values`` up in its module; it is wrapped once for all.
+    """
+    if not hasattr(loss_module.reduce_weighted_values, "__wrapped__"):
+        loss_module.reduce_weighted_values = _observed(loss_module.reduce_weighted_values)
+    token = _OBSERVER.set(observer)
+    try:
+        yield
+    finally:
+        _OBSERVER.reset(token)
+
+
+def _observed(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(reduce)
+    def reduced(
+        values: Any,
+        sample_weight: Any = None,
+        mask: Any = None,
+        reduction: Any = "sum_over_batch_size",
+        dtype: Any = None,
+    ) -> Any:
+        result = reduce(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
+        observer = _OBSERVER.get()
+        return result if observer is None else observer(result, values.shape, sample_weight, mask, reduction)
+
+    return reduced
+
+
+def sum_of_weights(sample_weight: Any, mask: Any, dtype: Any, reduction: str) -> Any:
+    """Return the sum by which ``mean_with_sample_weight`` divides, with ``sample_weight``, ``mask`` or both."""
+    given = None if sample_weight is None else keras.ops.convert_to_tensor(sample_weight, dtype=dtype)
+    return keras.ops.sum(loss_module.apply_mask(given, mask, dtype=dtype, reduction=reduction))
 
 
 # ---- forward passes

@@ -290,7 +290,13 @@ class LeaseBook:
 
     def _open_round(self) -> None:
         if self._rounds and not self._in_flight:
-            self._ready.extend(self._redo.popleft() if self._redo else self._source.take_round())
+            self._ready.extend(self._redo.popleft() if self._redo else self._next_round())
+
+    def _next_round(self) -> list[Task]:
+        """Take a round from the source; its tasks state the samples of the whole, if they are known beforehand."""
+        tasks = self._source.take_round()
+        total = 0 if self._counted else sum(task.samples for task in tasks)
+        return [replace(task, round_samples=total) for task in tasks]
 
     def _pick(self, part: int | None) -> Task:
         for index, task in enumerate(self._ready):

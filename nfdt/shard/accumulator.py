@@ -14,21 +14,29 @@ class GradientAccumulator:
     """Weighted sum of gradients that are applied together.
 
     Attributes:
-        total: Sum of the gradients times their samples; in a merge also times their own learning-rate factor.
-        weight: Sum of the weights in a merge, 0-d.
-        samples: Number of samples of all gradients.
+        total: Sum of the gradients times their denominators; in a merge also times their own learning-rate factor.
+        weight: Sum of these weights in a merge, 0-d.
+        denominator: Sum of the denominators; of gradients of sums, each 1.
         count: Number of gradients.
         longest: Length of the longest gradient.
+        added: Whether the gradients are of sums: their union has their sum as its gradient, not their mean.
     """
 
     total: Vector
     weight: Any
-    samples: float = 0.0
+    denominator: float = 0.0
     count: int = 0
     longest: float = 0.0
+    added: bool = False
 
-    def note(self, samples: int, length: float) -> None:
+    def note(self, weight: float, length: float, added: bool) -> None:
         """Count a gradient that was added to the sum."""
-        self.samples += samples
+        self.denominator += weight
         self.count += 1
         self.longest = max(self.longest, length)
+        self.added = added
+
+    @property
+    def union(self) -> float:
+        """Factor of the mean gradient in the gradient of the union."""
+        return float(self.count) if self.added else 1.0

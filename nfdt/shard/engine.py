@@ -195,24 +195,27 @@ class MergingEngine(Engine, Protocol):
         backup: Any,
         staleness: int,
         worker: RuleState,
-        samples: int,
+        weight: float,
         *,
         length: float,
+        added: bool = False,
     ) -> RuleState:
         """Correct one finite gradient and add it to ``accumulator``; return the worker's new state."""
         ...
 
-    def accumulate_part(self, accumulator: GradientAccumulator, gradient: Vector, samples: int, length: float) -> None:
-        """Add one raw, finite gradient of a round to ``accumulator``."""
+    def accumulate_part(
+        self, accumulator: GradientAccumulator, gradient: Vector, weight: float, length: float, *, added: bool = False
+    ) -> None:
+        """Add one raw, finite gradient of a round to ``accumulator``; see :class:`~nfdt.shard.messages.Gradient`."""
         ...
 
     def apply_round(self, accumulator: GradientAccumulator, worker: RuleState) -> RuleState | None:
-        """Apply the mean gradient of a round, computed on the current weights; return None as in :meth:`step`.
+        """Apply the gradient of a whole round, computed on the current weights; return None as in :meth:`step`.
 
         Returns the rule's new state for all workers.
         """
         ...
 
     def apply(self, accumulator: GradientAccumulator) -> bool:
-        """Apply the mean of corrected gradients, each at its own rate factor; False if undone; see :meth:`step`."""
+        """Apply the union of corrected gradients, each at its own rate factor; False if undone; see :meth:`step`."""
         ...

@@ -153,8 +153,10 @@ class WorkerExchange:
     def _push(self, header: Frame, values: Any) -> Reply:
         numbers = {"round": header.round, "part": header.part, "parts": max(header.parts, 1)}
         numbers["computed_on"] = header.computed_on
-        rate, tasks = header.rate or 1.0, tuple(header.tasks)
-        gradient = Gradient(header.sequence, values, max(header.samples, 1), **numbers, rate=rate, tasks=tasks)
+        rate, samples, tasks = header.rate or 1.0, max(header.samples, 1), tuple(header.tasks)
+        gradient = Gradient(
+            header.sequence, values, samples, **numbers, rate=rate, tasks=tasks, denominator=header.denominator
+        )
         delta = self._delta_request(header)
         return self._store.push(self._worker, gradient, want_weights=header.want_weights, delta=delta)
 

@@ -128,37 +128,42 @@ class KerasEngine:
         backup: Any,
         staleness: int,
         worker: RuleState,
-        samples: int,
+        weight: float,
         *,
         length: float,
+        added: bool = False,
     ) -> RuleState:
         """Correct one finite gradient and add it to ``accumulator``; return the worker's new state."""
-        sums = (accumulator.total, accumulator.weight, self.ops.scalar(samples))
+        sums = (accumulator.total, accumulator.weight, self.ops.scalar(weight))
         args = (*sums, gradient, _given(backup), self.ops.scalar(staleness), self._shard, worker)
         accumulator.total, accumulator.weight, self._shard, worker = self._fused.accumulate(*args)
-        accumulator.note(samples, length)
+        accumulator.note(weight, length, added)
         return worker
 
-    def accumulate_part(self, accumulator: GradientAccumulator, gradient: Vector, samples: int, length: float) -> None:
-        """Add one raw, finite gradient of a round to ``accumulator``."""
-        accumulator.total = self._fused.accumulate_part(accumulator.total, self.ops.scalar(samples), gradient)
-        accumulator.note(samples, length)
+    def accumulate_part(
+        self, accumulator: GradientAccumulator, gradient: Vector, weight: float, length: float, *, added: bool = False
+    ) -> None:
+        """Add one raw, finite gradient of a round to ``accumulator``; see :class:`~nfdt.shard.messages.Gradient`."""
+        accumulator.total = self._fused.accumulate_part(accumulator.total, self.ops.scalar(weight), gradient)
+        accumulator.note(weight, length, added)
 
     def apply_round(self, accumulator: GradientAccumulator, worker: RuleState) -> RuleState | None:
-        """Apply the mean gradient of a round, computed on the current weights; return None as in :meth:`step`.
+        """Apply the gradient of a whole round, computed on the current weights; return None as in :meth:`step`.
 
         Returns the rule's new state for all workers.
         """
-        mean, before = accumulator.total / self.ops.scalar(accumulator.samples), self._kept(accumulator.longest)
+        before = self._kept(accumulator.longest * accumulator.union)
+        union = accumulator.total / self.ops.scalar(accumulator.denominator / accumulator.union)
         now = self.weights() if self.rule.uses_backup else None
-        args = (mean, _given(now), self.ops.scalar(0.0), self.ops.scalar(1.0), self._shard, worker, ())
+        args = (union, _given(now), self.ops.scalar(0.0), self.ops.scalar(1.0), self._shard, worker, ())
         _, self._shard, worker = self._fused.apply_round(*args)
         return worker if self._stands(before, worker) else None
 
     def apply(self, accumulator: GradientAccumulator) -> bool:
-        """Apply the mean of corrected gradients, each at its own rate factor; False if undone; see :meth:`step`."""
-        before = self._kept(accumulator.longest)
-        sums = (accumulator.total, accumulator.weight, self.ops.scalar(accumulator.samples))
+        """Apply the union of corrected gradients, each at its own rate factor; False if undone; see :meth:`step`."""
+        before = self._kept(accumulator.longest * accumulator.union)
+        total = accumulator.total * self.ops.scalar(accumulator.union) if accumulator.added else accumulator.total
+        sums = (total, accumulator.weight, self.ops.scalar(accumulator.denominator))
         self._shard = self._fused.apply(*sums, self._shard)
         return self._stands(before, {})
 

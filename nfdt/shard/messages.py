@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,15 +21,16 @@ class Gradient:
     Attributes:
         sequence: Number that increases with every push of a worker; an old one is a duplicate.
         values: Mean gradient of the batch, shape ``(size,)``, float32; borrowed until the push returns.
-        samples: Number of samples of the gradient, its weight if gradients are merged.
+        samples: Number of samples of the gradient.
         round: Synchronous round, counted from 1 within the job; 0 for an asynchronous push.
         part: Number of the part in its round.
         parts: Number of parts of the round.
         tasks: Numbers of the leased tasks whose samples it has; empty: unknown, it is told apart by ``sequence`` alone.
         rate: Learning-rate factor for this gradient alone; not used for parts of a round or of a merge, which are
-            weighted by their samples.
+            weighted.
         computed_on: Sequence of this worker's request whose reply held the weights that the gradient was computed on;
             0 for the newest.
+        denominator: Denominator of the gradient's loss, if it is not the number of samples (0); infinity: of a sum.
     """
 
     sequence: int
@@ -40,6 +42,17 @@ class Gradient:
     rate: float = 1.0
     computed_on: int = 0
     tasks: Sequence[int] = ()
+    denominator: float = 0.0
+
+    @property
+    def added(self) -> bool:
+        """Whether it is the gradient of a sum, and is added to others; otherwise the mean is taken."""
+        return math.isinf(self.denominator)
+
+    @property
+    def weight(self) -> float:
+        """Weight of the gradient among others."""
+        return 1.0 if self.added else self.denominator or float(self.samples)
 
 
 @dataclass(frozen=True)

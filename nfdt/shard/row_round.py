@@ -13,23 +13,25 @@ class RowRound:
 
     def __init__(self) -> None:
         self._number = -1
-        self._parts: dict[int, tuple[tuple[Rows, ...], int]] = {}
+        self._parts: dict[int, tuple[tuple[Rows, ...], float]] = {}
+        self._added = False
 
     def take(self, gradient: Gradient, vector: RowVector) -> None:
         """Keep a copy of a part; the first one of a new round replaces the old round."""
         if gradient.round != self._number:
             self._number, self._parts = gradient.round, {}
         rows = tuple(Rows(own.index.copy(), own.values.copy()) for own in vector.rows)
-        self._parts[gradient.part] = (rows, gradient.samples)
+        self._parts[gradient.part] = (rows, gradient.weight)
+        self._added = gradient.added
 
-    def mean(self) -> list[Rows]:
-        """Return, for each table, the mean over the samples of all parts."""
+    def union(self) -> list[Rows]:
+        """Return, for each table, the gradient of all parts: their mean by denominators, or the sum for sums."""
         parts = [self._parts[part] for part in sorted(self._parts)]
-        samples = sum(count for _, count in parts)
+        denominator = 1.0 if self._added else sum(weight for _, weight in parts)
         found = []
         for own in zip(*(rows for rows, _ in parts), strict=True):
             index = np.concatenate([rows.index for rows in own])
-            weighted = [rows.values * np.float32(count) for rows, (_, count) in zip(own, parts, strict=True)]
+            weighted = [rows.values * np.float32(weight) for rows, (_, weight) in zip(own, parts, strict=True)]
             total = Rows.summed(index, np.concatenate(weighted))
-            found.append(Rows(total.index, total.values / np.float32(samples)))
+            found.append(Rows(total.index, total.values / np.float32(denominator)))
         return found

@@ -199,9 +199,9 @@ class SparseStore:
             table.keep_moved(worker, own, self.version)
 
     def _close_round(self, rate: float, updates: int) -> None:
-        """Apply the mean of the parts that the dense store just applied, unless a table would become non-finite."""
+        """Apply the union of the parts that the dense store just applied, unless a table would become non-finite."""
         context = PushContext(self.version, 0, rate, updates)
-        for table, rows in zip(self._tables, self._round.mean(), strict=True):
+        for table, rows in zip(self._tables, self._round.union(), strict=True):
             moved = table.moved("", rows, context)
             if moved.finite:
                 table.keep_moved("", moved, self.version)

@@ -108,28 +108,28 @@ class FusedStep:
         moved = self._move(made.gradient, made.learning_rate_scale * factor, made.shard)
         return self._answer(rate, staleness, moved, anchor), moved, made.worker
 
-    def _apply(self, total: Vector, weight: Any, samples: Any, shard: RuleState) -> RuleState:
-        return self._move(total / weight, weight / samples, shard)
+    def _apply(self, total: Vector, weight: Any, denominator: Any, shard: RuleState) -> RuleState:
+        return self._move(total / weight, weight / denominator, shard)
 
     def _accumulate(
         self,
         total: Vector,
         weight: Any,
-        samples: Any,
+        denominator: Any,
         gradient: Vector,
         backup: Any,
         staleness: Any,
         shard: RuleState,
         worker: RuleState,
     ) -> Any:
-        """Add a gradient, weighted by its samples and its own learning-rate factor, and add that weight."""
+        """Add a gradient, weighted by its denominator and its own learning-rate factor, and add that weight."""
         made = self._rule.correct(self._ops, self._push(gradient, backup, staleness), shard, worker)
-        own = samples * made.learning_rate_scale
+        own = denominator * made.learning_rate_scale
         return total + own * made.gradient, weight + own, made.shard, made.worker
 
     @staticmethod
-    def _accumulate_part(total: Vector, samples: Any, gradient: Vector) -> Vector:
-        return total + samples * gradient
+    def _accumulate_part(total: Vector, weight: Any, gradient: Vector) -> Vector:
+        return total + weight * gradient
 
     def _reply(self, staleness: Any, shard: RuleState, anchor: Any) -> Any:
         return self._answer(self._rate(), staleness, shard, anchor)

@@ -13,6 +13,7 @@ from nfdt.core.wire.shards_pb2 import Frame
 LEAST_PARTS, PARTS_PER_WORKER = 16, 4  # of a round whose batches are sized by speed, with bounds: it may have some more
 ROUNDING = 1e-5
 MOST_NAMED = 4  # tasks in a message
+MOST_DENOMINATOR = 1e20  # gradients of usual length remain finite times this
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,11 @@ class Terms:
             raise ProtocolError(
                 f"Push from worker {worker}: expected a part of round {closed_round + 1}, which has at most "
                 f"{self.most_parts} parts. Received: part {push.part} of {push.parts}, round {push.round}."
+            )
+        if not (0.0 <= push.denominator <= MOST_DENOMINATOR or push.denominator == math.inf):
+            raise ProtocolError(
+                f"Push from worker {worker}: expected a denominator of at most {MOST_DENOMINATOR:g}, infinity for a "
+                f"sum, or 0 for the number of samples. Received: {push.denominator}."
             )
         rate = push.rate or 1.0
         if not (rate == 1.0 or (math.isfinite(rate) and 0.0 < rate <= self.most_rate and self.most_rate > 1.0)):

@@ -18,6 +18,7 @@ from nfdt.core.sharding import make_plan
 from nfdt.core.training.job_model import samples_of
 from nfdt.core.work import instructions as ins
 from nfdt.schedulers import Task
+from nfdt.simulate.trainer import StepGradient
 from nfdt.simulate.worker import SimulatedWorker
 from nfdt.transport.base import Pulled, Pushed
 from nfdt.update_rules.plain import Plain
@@ -122,8 +123,8 @@ class LocalWorker(SimulatedWorker):
             self.optimizer.replace_weights(self.index, self._pipeline.weights().weights)
         return self.optimizer.weights(self.index)
 
-    def _push(self, task: Task, gradient: Array, seconds: float, *, want_weights: bool) -> None:
-        self.optimizer.step(self.index, gradient)
+    def _push(self, task: Task, result: StepGradient, seconds: float, *, want_weights: bool) -> None:
+        self.optimizer.step(self.index, result.gradient)
         self._unpushed.append(task)
         if len(self._unpushed) >= self.post.share.local_steps:
             self._push_difference()

@@ -10,7 +10,7 @@ import numpy as np
 
 from nfdt.core.arrays.layout import Array
 from nfdt.core.training.data import ArraySource
-from nfdt.core.training.job_model import JobModel
+from nfdt.core.training.job_model import JobModel, samples_of
 from nfdt.core.training.lanes import BatchedStep, GradientLane, LaneBatch, LaneResult
 from nfdt.schedulers import Task
 from nfdt.transport.base import Pulled
@@ -53,7 +53,8 @@ class PendingGradients:
         batches = [] if self._failed else [b for b in map(self._batch, tasks) if b is not None]
         if len(batches) < len(tasks):
             return None
-        lane = GradientLane(np.asarray(held.weights), self._job.first_update + held.versions[0], state, batches)
+        version = self._job.first_update + held.versions[0]
+        lane = GradientLane(np.asarray(held.weights), version, state, batches, shares_of(tasks))
         self._lanes.append(lane)
         return lane
 
@@ -98,3 +99,9 @@ def _width(lanes: int, most: int) -> int:
     while width < lanes:
         width *= 4
     return min(width, most)
+
+
+def shares_of(tasks: Sequence[Task]) -> list[float]:
+    """Return the fraction of each task in their round, or in all of them: one, or one per member of a group."""
+    total = sum(map(samples_of, tasks))
+    return [task.share_of(total) * (samples_of(task) / total if total else 1.0) for task in tasks]

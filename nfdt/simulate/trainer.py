@@ -9,10 +9,11 @@ that is faster, gradients are therefore computed several at a time, when the fir
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,13 +27,24 @@ from nfdt.core.training.lanes import GradientLane
 from nfdt.core.training.untrained_state import UntrainedState
 from nfdt.core.work import instructions as ins
 from nfdt.schedulers import Task
-from nfdt.simulate.pending import PendingGradients
+from nfdt.simulate.pending import PendingGradients, shares_of
 from nfdt.transport.base import Pulled
 
 Read = Callable[[str], bytes]
 
-MeanGradient = tuple[Array, Mapping[str, Any]]
-"""A gradient, shape ``(P,)`` float32, and the running logs, name -> 0-d tensor."""
+
+class StepGradient(NamedTuple):
+    """Result of a worker's step.
+
+    Attributes:
+        gradient: Shape ``(P,)`` float32.
+        logs: Running logs, name -> 0-d tensor.
+        denominator: Denominator of the loss; 0: the number of samples, infinity: the loss is a sum.
+    """
+
+    gradient: Array
+    logs: Mapping[str, Any]
+    denominator: float
 
 
 class Trainer:
@@ -83,17 +95,17 @@ class Trainer:
             self._metrics.reset()
         self._take(worker, untrained)
 
-    def begin_gradient(self, worker: int, held: Pulled, tasks: Sequence[Task]) -> Callable[[], MeanGradient]:
+    def begin_gradient(self, worker: int, held: Pulled, tasks: Sequence[Task]) -> Callable[[], StepGradient]:
         """Begin the step of a worker, whose inputs are known; the result is computed if it is needed, or before.
 
         Args:
             worker: Number of the worker.
             held: Weights to compute on; unchanged until the step ends.
-            tasks: One task, or one per member of a group; the mean of their gradients is weighted by samples.
+            tasks: One task, or one per member of a group, whose gradients are combined by their denominators.
 
         Returns:
-            A function that ends the step, to call once: it counts the metrics and returns the mean gradient over the
-            rows of the tasks.
+            A function that ends the step, to call once: it counts the metrics and returns the gradient of the rows of
+            the tasks.
         """
         one_by_one = partial(self._gradient, worker, held, tasks)
         lane = None if self._pending is None else self._pending.add(held, self._state_of(worker), tasks)
@@ -101,18 +113,22 @@ class Trainer:
             return one_by_one
         return partial(self._ended, self._pending, worker, lane, tasks, one_by_one)
 
-    def _gradient(self, worker: int, held: Pulled, tasks: Sequence[Task]) -> MeanGradient:
+    def _gradient(self, worker: int, held: Pulled, tasks: Sequence[Task]) -> StepGradient:
         """Compute the gradients of a step one by one, with the worker's state in the model."""
         self._load(worker)
         began = time.perf_counter()
         batches = [self._job.batch(self._job.train, task) for task in tasks]
-        results = [self._step(held.weights, b, version=self._job.first_update + held.versions[0]) for b in batches]
+        version = self._job.first_update + held.versions[0]
+        results = [
+            self._step(held.weights, batch, version=version, share=share)
+            for batch, share in zip(batches, shares_of(tasks), strict=True)
+        ]
         gradients = [np.asarray(result.gradient) for result in results]
         self.gradient_s += time.perf_counter() - began
         self.gradients += len(results)
         for result, task in zip(results, tasks, strict=True):
             self._metrics.stepped(samples_of(task), result.logs)
-        return _mean(gradients, [samples_of(task) for task in tasks]), results[-1].logs
+        return _union(gradients, tasks, [result.denominator for result in results], results[-1].logs)
 
     def _ended(
         self,
@@ -120,8 +136,8 @@ class Trainer:
         worker: int,
         lane: GradientLane,
         tasks: Sequence[Task],
-        one_by_one: Callable[[], MeanGradient],
-    ) -> MeanGradient:
+        one_by_one: Callable[[], StepGradient],
+    ) -> StepGradient:
         """End a step that may have been computed together with others."""
         began = time.perf_counter()
         results = pending.results(lane)
@@ -134,7 +150,8 @@ class Trainer:
         for result, task in zip(results, tasks, strict=True):
             logs = pending.count(result)
             self._metrics.stepped(samples_of(task), logs)
-        return _mean([result.gradient for result in results], [samples_of(task) for task in tasks]), logs
+        gradients = [result.gradient for result in results]
+        return _union(gradients, tasks, [result.denominator for result in results], logs)
 
     def collect(self, worker: int) -> tuple[bytes, bytes]:
         """Return a worker's untrained state and metrics; the first worker's metrics include those of all workers."""
@@ -195,10 +212,16 @@ class Trainer:
             variable.assign(array)
 
 
-def _mean(gradients: Sequence[Array], samples: Sequence[int]) -> Array:
+def _union(
+    gradients: Sequence[Array], tasks: Sequence[Task], denominators: Sequence[Any], logs: Mapping[str, Any]
+) -> StepGradient:
+    """Return the gradient of the union of tasks with these gradients, and its denominator."""
+    known = [0.0 if each is None else float(each) for each in denominators]
     if len(gradients) == 1:
-        return gradients[0]
-    total = sum(samples)
+        return StepGradient(gradients[0], logs, known[0])
+    denominator = sum(known)
+    weights = [each or samples_of(task) for each, task in zip(known, tasks, strict=True)]
+    factors = [1.0 if math.isinf(denominator) else weight / sum(weights) for weight in weights]
     with np.errstate(invalid="ignore", over="ignore"):  # the shards drop gradients that are not finite
-        mean = sum(np.float32(count / total) * gradient for gradient, count in zip(gradients, samples, strict=True))
-    return np.asarray(mean, np.float32)
+        union = sum(np.float32(factor) * gradient for factor, gradient in zip(factors, gradients, strict=True))
+    return StepGradient(np.asarray(union, np.float32), logs, denominator)

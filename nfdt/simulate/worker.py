@@ -5,6 +5,7 @@ A group of workers that step together, or an allreduce ring, is one simulated wo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -24,7 +25,7 @@ from nfdt.simulate.client import VirtualClient
 from nfdt.simulate.events import ActivitySteps, Signal
 from nfdt.simulate.machines import Machine
 from nfdt.simulate.posts import Post
-from nfdt.simulate.trainer import Trainer
+from nfdt.simulate.trainer import StepGradient, Trainer
 from nfdt.transport.base import Pulled, Pushed
 from nfdt.worker.pipeline import Pipeline
 from nfdt.worker.task_times import FinishedTask, TaskTimes, report_finished
@@ -197,24 +198,33 @@ class SimulatedWorker:
         seconds = self._seconds(parts)
         computed = self.trainer.begin_gradient(self.index, self._computed_on(), [part for _, part in parts])
         yield seconds
-        gradient, logs = computed()
-        self._push(task, gradient, seconds, want_weights=want_weights)
+        result = computed()
+        self._push(task, result, seconds, want_weights=want_weights)
         statistics.compute_s += seconds
         statistics.samples += samples_of(task)
         statistics.steps += 1
         self._epoch_steps += 1
-        return logs
+        return result.logs
 
     def _computed_on(self) -> Pulled:
         """Return the weights of the next gradient."""
         return self._pipeline.weights()
 
-    def _push(self, task: Task, gradient: Array, seconds: float, *, want_weights: bool) -> None:
+    def _push(self, task: Task, result: StepGradient, seconds: float, *, want_weights: bool) -> None:
         """Push the gradient of a task, which took so many seconds."""
         want_weights = want_weights and task.parts <= 1
-        self._send([task], gradient, want_weights=want_weights, compute_s=seconds)
+        gradient, denominator = result.gradient, result.denominator
+        self._send([task], gradient, denominator=denominator, want_weights=want_weights, compute_s=seconds)
 
-    def _send(self, tasks: Sequence[Task], vector: Array, *, want_weights: bool = True, compute_s: float = 0.0) -> None:
+    def _send(
+        self,
+        tasks: Sequence[Task],
+        vector: Array,
+        *,
+        denominator: float = 0.0,
+        want_weights: bool = True,
+        compute_s: float = 0.0,
+    ) -> None:
         """Send a vector that was computed from these tasks; the last of them is reported with the reply."""
         task, samples = tasks[-1], sum(map(samples_of, tasks))
         if self.spec.cluster.shards > 1 and not np.isfinite(vector).all():
@@ -227,17 +237,20 @@ class SimulatedWorker:
             part=task.part,
             parts=max(task.parts, 1),
             tasks=[each.task for each in tasks],
-            rate=self._rate(samples),
+            rate=self._rate(samples, denominator),
+            denominator=denominator,
             want_weights=want_weights,
             compute_s=compute_s,
         )
         self.statistics.batch_sizes[samples] += 1
 
-    def _rate(self, samples: int) -> float:
+    def _rate(self, samples: int, denominator: float) -> float:
         """Return the factor of the learning rate for a vector of so many samples."""
         if self.spec.algorithm.scale_lr:
             return ring_rate(self.spec, self.spec.cluster.workers, self.statistics.steps)
-        return self.spec.rate_of(samples) if self.post.share.rate is None else self.post.share.rate
+        if self.post.share.rate is None or math.isinf(denominator):
+            return self.spec.rate_of(samples, denominator)
+        return self.post.share.rate
 
     def _parts(self, task: Task) -> list[tuple[Machine, Task]]:
         """Return the part of the task of each machine that gets any rows."""

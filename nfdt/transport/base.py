@@ -59,7 +59,7 @@ class PushOptions(TypedDict, total=False):
     """Options of a push.
 
     Attributes:
-        samples: Number of samples in the mean.
+        samples: Number of samples of the gradient.
         round: Synchronous round, counted from 1; 0, the default, for an asynchronous push.
         part: Number of the part in its round.
         parts: Number of parts of the round; default 1.
@@ -67,6 +67,8 @@ class PushOptions(TypedDict, total=False):
             answered and not applied.
         tickets: Tickets of these tasks, one after the other.
         rate: Learning-rate factor for this gradient; a shard that merges gradients ignores it.
+        denominator: Denominator of the gradient's loss, if it is not the number of samples; infinity: of a sum.
+            Gradients that are merged are weighted by it, or added.
         want_weights: Whether the reply contains weights; default True.
         computed_on: ``sequence`` of the reply whose weights the gradient was computed on; by default the newest
             reply with weights that was taken.
@@ -80,6 +82,7 @@ class PushOptions(TypedDict, total=False):
     tasks: Sequence[int]
     tickets: bytes
     rate: float
+    denominator: float
     want_weights: bool
     computed_on: int
     compute_s: float
@@ -136,7 +139,7 @@ class ParameterClient(Protocol):
         ...
 
     def begin_push(self, gradient: Vector, **options: Unpack[PushOptions]) -> PendingPush:
-        """Send a mean gradient, to be applied at most once; :meth:`PendingPush.result` waits for the reply.
+        """Send a gradient, to be applied at most once; :meth:`PendingPush.result` waits for the reply.
 
         Args:
             gradient: Shape ``(P,)``, float32; borrowed until the reply arrives. A client made for tables also accepts a

@@ -280,10 +280,12 @@ class Worker:
         pulled = time.perf_counter()
         if not self._statistics.steps:
             note_start(self._name, "first step begins")
-        result = self._step(held.weights, batch, version=self._job.first_update + held.versions[0])
+        version = self._job.first_update + held.versions[0]
+        result = self._step(held.weights, batch, version=version, share=task.share_of(samples))
         gradient: Any = result.gradient if isinstance(result.gradient, RowVector) else np.asarray(result.gradient)
         if not self._statistics.steps:
             note_start(self._name, "first gradient")
+        denominator = 0.0 if result.denominator is None else float(result.denominator)
         self._emulate(time.perf_counter() - pulled, samples)
         computed = time.perf_counter()
         # A gradient that is not finite is pushed as well: all shards drop it and close its round.
@@ -298,7 +300,8 @@ class Worker:
             parts=task.parts,
             tasks=(task.task,),
             tickets=task.ticket,
-            rate=self._spec.rate_of(samples),
+            rate=self._spec.rate_of(samples, denominator),
+            denominator=denominator,
             want_weights=want_weights and task.parts == 1,
             compute_s=computed - pulled,
         )

@@ -9,7 +9,7 @@ from nfdt.shard.loop_engine import LoopEngine
 
 
 class RoundEngine(LoopEngine):
-    """A ``LoopEngine`` that applies the mean of a round as one gradient without delay."""
+    """A ``LoopEngine`` that applies the union of a round as one gradient without delay."""
 
     @classmethod
     def of_program(cls, manifest, plan, algorithm, blocks, state, custom_objects):
@@ -28,12 +28,12 @@ class RoundEngine(LoopEngine):
         return GradientAccumulator(np.zeros(self.size, np.float32), 0.0)
 
     @staticmethod
-    def accumulate_part(accumulator, gradient, samples, length):
-        accumulator.total = accumulator.total + np.float32(samples) * gradient
-        accumulator.note(samples, length)
+    def accumulate_part(accumulator, gradient, weight, length, *, added=False):
+        accumulator.total = accumulator.total + np.float32(weight) * gradient
+        accumulator.note(weight, length, added)
 
     def apply_round(self, accumulator, worker):
-        mean = accumulator.total / np.float32(accumulator.samples)
-        result = self.step(mean, self.weights(), 0, worker, length=accumulator.longest)
+        union = accumulator.total / np.float32(accumulator.denominator / accumulator.union)
+        result = self.step(union, self.weights(), 0, worker, length=accumulator.longest)
         result.finish()
         return result.worker

@@ -100,6 +100,7 @@ class ElasticJob(RingJob):
         """
         own = self.snapshot
         self.step.load(snapshot.state)
+        self.step.shared.forget()
         untrained = own.untrained if own is not None else snapshot.untrained
         self._untrained.write(untrained)
         self._base = snapshot.base

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
@@ -240,12 +241,13 @@ class JobSpec(_Spec):
         """Return the ratio of this many samples to a full local batch; a streamed batch is always full."""
         return samples / self.fit.batch_size if self.train.sized else 1.0
 
-    def rate_of(self, samples: int) -> float:
+    def rate_of(self, samples: int, denominator: float = 0.0) -> float:
         """Return the factor of the learning rate for a gradient of this many samples.
 
         With ``dbs`` every sample has the same weight: b / b0, which is M * b_i / sum(b) as the sizes sum up to M * b0.
+        The gradient of a sum, whose ``denominator`` is infinity, is proportional to its batch already.
         """
-        return self.algorithm.batch_facts.rate_of(self.batch_share(samples))
+        return 1.0 if math.isinf(denominator) else self.algorithm.batch_facts.rate_of(self.batch_share(samples))
 
 
 CLUSTER_OPTIONS = tuple(k for k in ClusterSpec.model_fields if k != "emulate")

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError
+from nfdt.core.training.denominator import SUM, LossDenominator
 from nfdt.core.training.direct_call import DirectCall, Prepared
 from nfdt.core.training.flat_weights import WeightSetter
 from nfdt.core.training.loss_scale import LossScale
@@ -46,6 +47,8 @@ class GradientStep:
         self._weights = WeightSetter(model, layout, tables)
         self._optimizer = replace_optimizer(model, layout, loss_scale or own_loss_scale(model.optimizer), tables)
         self._version = int(self._optimizer.iterations)
+        self._denominator, self._sums = LossDenominator(model), False
+        self._share, self._factor = 1.0, tf.Variable(1.0, trainable=False)
         self._run = direct_call(self._traced, model)
 
     @property
@@ -57,13 +60,14 @@ class GradientStep:
         """Convert a pytree of arrays to the tensors that the step needs, ahead of the call."""
         return self._run.prepare(batch)
 
-    def __call__(self, weights: Any, batch: Any, *, version: int | None = None) -> GradientResult:
+    def __call__(self, weights: Any, batch: Any, *, version: int | None = None, share: float = 1.0) -> GradientResult:
         """Compute the gradient of one batch.
 
         Args:
             weights: Flat weights, shape ``(P,)``, float32; copied. A step with tables takes ``RowWeights`` as well.
             batch: Argument of ``train_step``: a pytree of arrays, or a prepared one.
             version: Number of updates applied so far, the value of ``optimizer.iterations``; None: one more than last.
+            share: Fraction of the samples of a union of batches in this one.
 
         Raises:
             CaptureError: ``train_step`` contains an operation that cannot be distributed.
@@ -73,15 +77,31 @@ class GradientStep:
         batch = batch if isinstance(batch, Prepared) else self.prepare(batch)
         dense = self._tables.show(weights) if self._tables else weights
         now = np.array(self._version - 1, np.int64)  # of a Python number TensorFlow keeps the tensor for ever
-        gradient, index, logs, finite = self._run(dense, batch, tf.constant(now))
-        return GradientResult(self._tables.gradient(gradient, index) if self._tables else gradient, logs, bool(finite))
+        if share != self._share:
+            self._share = share
+            self._factor.assign(1.0 / share)
+        gradient, index, logs, finite, counted = self._run(dense, batch, tf.constant(now))
+        gradient = self._tables.gradient(gradient, index) if self._tables else gradient
+        return GradientResult(gradient, logs, bool(finite), SUM if self._sums else counted)
 
-    def _traced(self, weights: Any, batch: Any, version: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any], Any]:
+    def _traced(self, weights: Any, batch: Any, version: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any], Any, Any]:
         self._weights(weights)
         self._optimizer.begin(version)
+        self._denominator.begin(self._factor)
         logs = step_logs(self._model.train_step(batch), "train_step")
         gradient, index, finite = self._optimizer.collect_rows()
-        return gradient, index, logs, finite
+        denominator = of_this_graph(self._denominator.end())
+        self._sums = denominator is SUM
+        if self._sums:
+            gradient, denominator = gradient / self._factor, None
+        return gradient, index, logs, finite, denominator
+
+
+def of_this_graph(denominator: Any) -> Any:
+    """Return a denominator, or None instead of a tensor of an inner graph, as of a decorated ``train_step``."""
+    if not tf.is_tensor(denominator) or tf.executing_eagerly():
+        return denominator
+    return denominator if denominator.graph is tf.compat.v1.get_default_graph() else None
 
 
 def in_graph(function: Any, model: Any) -> Any:

@@ -18,6 +18,7 @@ from nfdt.core.arrays.row_selection import RowSelection
 from nfdt.core.program.batch_tensors import as_tensors
 from nfdt.core.program.compiling import overrides
 from nfdt.core.program.model_metrics import leaf_metrics, merges_itself
+from nfdt.core.training.denominator import SUM
 from nfdt.core.training.jax_step import JaxGradientStep, as_log
 from nfdt.core.training.lanes import GradientLane, LaneBatch, LaneResult
 from nfdt.core.training.step_result import flat_logs
@@ -43,7 +44,7 @@ class JaxBatchedStep:
         self._model.reset_metrics()
         self._reset = [np.array(variable.value) for variable in self._metrics]
         self._arrays: Any = None
-        self._run = jax.jit(jax.vmap(self._lane, in_axes=(0, 0, 0, 0, None)))
+        self._run = jax.jit(jax.vmap(self._lane, in_axes=(0, 0, 0, 0, 0, None)))
         self._added = jax.jit(self._add)
 
     # ---- batches
@@ -83,12 +84,18 @@ class JaxBatchedStep:
             np.stack([lane.weights for lane in lanes]),
             _stacked([lane.state for lane in lanes]),
             iterations,
+            np.asarray([1.0 / lane.shares[0] for lane in lanes], np.float32),
             _stacked([lane.batches[0].content for lane in lanes]),
             self._arrays if lanes[0].batches[0].from_device else None,
         )
-        gradients, states, counts = jax.device_get(self._run(*args))
+        gradients, states, counts, totals = jax.device_get(self._run(*args))
         return [
-            LaneResult(gradients[i], [state[i, ...] for state in states], [count[i, ...] for count in counts])
+            LaneResult(
+                gradients[i],
+                [state[i, ...] for state in states],
+                [count[i, ...] for count in counts],
+                SUM if self._step.sums else None if totals is None else totals[i],
+            )
             for i in range(len(lanes))
         ]
 
@@ -99,15 +106,15 @@ class JaxBatchedStep:
             variable.assign(value)
         return dict(logs)
 
-    def _lane(self, weights: Any, untrained: list[Any], iterations: Any, batch: Any, arrays: Any) -> Any:
+    def _lane(self, weights: Any, untrained: list[Any], iterations: Any, factor: Any, batch: Any, arrays: Any) -> Any:
         if arrays is not None:
             batch = jax.tree.map(lambda array: array[batch], arrays)
         held = [*untrained, *self._reset, iterations, self._rate.value]
-        gradient, _, _, changed = self._step.pure(weights, held, batch)
+        gradient, _, _, changed, denominator = self._step.pure(weights, held, batch, factor)
         metrics = changed[self._untrained : self._untrained + len(self._reset)]
         counted = [value - reset for value, reset in zip(metrics, self._reset, strict=True)]
         vector = jax.numpy.concatenate(gradient) if isinstance(gradient, list) else gradient
-        return vector, changed[: self._untrained], counted
+        return vector, changed[: self._untrained], counted, denominator
 
     def _add(self, held: list[Any], counted: list[Any]) -> tuple[list[Any], dict[str, Any]]:
         values = [value + more for value, more in zip(held, counted, strict=True)]

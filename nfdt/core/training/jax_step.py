@@ -13,6 +13,7 @@ import numpy as np
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError
 from nfdt.core.program.batch_tensors import as_tensors
+from nfdt.core.training.denominator import SUM, LossDenominator
 from nfdt.core.training.replacing_optimizer import ReplacingOptimizer, replace_everywhere
 from nfdt.core.training.step_result import GradientResult, check_layout, flat_logs, own_loss_scale
 
@@ -39,6 +40,7 @@ class JaxGradientStep:
     Attributes:
         model: The model.
         optimizer: Its recording optimizer.
+        sums: Whether the loss is a sum; known after the first step.
     """
 
     def __init__(self, model: Any, layout: ParameterLayout, *, loss_scale: Mapping[str, Any] | None = None) -> None:
@@ -50,6 +52,7 @@ class JaxGradientStep:
         self._changing = [*model.non_trainable_variables, *model.metrics_variables, *self.optimizer.variables]
         self._counts = _counts(model, self.optimizer)
         self._by_variable = jax.default_backend() == "cpu"
+        self._denominator, self.sums = LossDenominator(model), False
         self.traces = 0
         self._run = _compiled(self.pure, model)
 
@@ -58,13 +61,14 @@ class JaxGradientStep:
         pytree = as_tensors(batch)
         return PreparedArrays(pytree, int(jax.tree.leaves(pytree)[0].shape[0]))
 
-    def __call__(self, weights: Any, batch: Any, *, version: int | None = None) -> GradientResult:
+    def __call__(self, weights: Any, batch: Any, *, version: int | None = None, share: float = 1.0) -> GradientResult:
         """Compute the gradient of one batch.
 
         Args:
             weights: Flat weights, shape ``(P,)``, float32.
             batch: Argument of ``train_step``: a pytree of arrays, or a prepared one.
             version: Number of updates applied so far, the value of ``optimizer.iterations``; None: one more than last.
+            share: Fraction of the samples of a union of batches in this one.
 
         Raises:
             CaptureError: ``train_step`` contains an operation that cannot be distributed.
@@ -74,10 +78,11 @@ class JaxGradientStep:
         batch = batch if isinstance(batch, PreparedArrays) else self.prepare(batch)
         self.optimizer.iterations.assign(self._version - 1)
         held = [variable.value for variable in self._changing]
-        gradient, logs, finite, changed = self._run(self._cut(weights), held, batch.pytree)
+        factor = np.float32(1.0 / share)
+        gradient, logs, finite, changed, counted = self._run(self._cut(weights), held, batch.pytree, factor)
         for variable, value in zip(self._changing, changed, strict=True):
             variable.assign(value)
-        return GradientResult(self._joined(gradient), logs, bool(finite))
+        return GradientResult(self._joined(gradient), logs, bool(finite), SUM if self.sums else counted)
 
     def _cut(self, weights: Any) -> Any:
         """Return the weights as the compiled function takes them: on CPUs by variable, as cutting takes long there."""
@@ -92,18 +97,28 @@ class JaxGradientStep:
         parts = [np.asarray(part) for part in gradient]
         return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
-    def pure(self, weights: Any, held: list[Any], batch: Any) -> tuple[Any, dict[str, Any], Any, list[Any]]:
-        """Return gradient, logs, whether it is finite, and ``held`` (untrained, metrics, optimizer) after the step."""
+    def pure(
+        self, weights: Any, held: list[Any], batch: Any, factor: Any
+    ) -> tuple[Any, dict[str, Any], Any, list[Any], Any]:
+        """Return gradient, logs, whether it is finite, ``held`` after the step, and the denominator if it is a number.
+
+        ``held``: untrained variables, those of metrics, and of the optimizer; ``factor``: of losses that are sums.
+        """
         self.traces += 1
         untrained, metrics, own = _split(held, self._counts)
         recording = self.optimizer.recording
         recording.begin()
+        self._denominator.begin(factor)
         state = (_unflatten(weights, self._layout, self.model.trainable_variables), untrained, own, metrics)
         logs, state = self.model.train_step(state, batch)
         _, untrained, own, metrics = state
         parts, finite = recording.collect()
+        denominator = self._denominator.end()
+        self.sums = denominator is SUM
+        if self.sums:
+            parts, denominator = [part / factor for part in parts], None
         gradient = parts if self._by_variable else _concatenated(parts)
-        return gradient, flat_logs(logs, "train_step", as_log), finite, [*untrained, *metrics, *own]
+        return gradient, flat_logs(logs, "train_step", as_log), finite, [*untrained, *metrics, *own], denominator
 
 
 class JaxEvaluateStep:

@@ -29,14 +29,16 @@ class LaneResult(NamedTuple):
     """Result of one lane: arrays on the host, views of those of all lanes.
 
     Attributes:
-        gradient: Mean over the batch, shape ``(P,)`` float32.
+        gradient: Gradient of the loss, shape ``(P,)`` float32.
         state: Untrained variables after the step.
         counted: What the step has added to each metric variable.
+        denominator: Denominator of the loss, as of a ``GradientResult``.
     """
 
     gradient: Array
     state: list[Array]
     counted: list[Array]
+    denominator: Any = None
 
 
 @dataclass(eq=False)
@@ -48,6 +50,7 @@ class GradientLane:
         version: Number of updates applied so far.
         state: Untrained variables before the next gradient.
         batches: Batches whose gradients are not computed yet.
+        shares: Fraction of the samples of a union of batches in each of them.
         results: Results so far.
     """
 
@@ -55,13 +58,14 @@ class GradientLane:
     version: int
     state: list[Array]
     batches: list[LaneBatch]
+    shares: list[float]
     results: list[LaneResult] = field(default_factory=list)
 
     def take(self, result: LaneResult) -> None:
         """Take the result of the next batch."""
         self.state = result.state
         self.results.append(result)
-        del self.batches[0]
+        del self.batches[0], self.shares[0]
 
 
 class BatchedStep(Protocol):

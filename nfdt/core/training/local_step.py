@@ -36,8 +36,10 @@ class LocalStep:
         """Convert a pytree of arrays to the tensors that the step needs, ahead of the call."""
         return self._run.prepare(batch)
 
-    def __call__(self, weights: Any, batch: Any, *, version: int | None = None) -> GradientResult:
+    def __call__(self, weights: Any, batch: Any, *, version: int | None = None, share: float = 1.0) -> GradientResult:
         """Train on one batch; the gradient of the result is the weights before minus the weights after the step.
+
+        ``version`` and ``share`` are ignored: the step is that of plain Keras with this batch.
 
         Raises:
             CaptureError: ``train_step`` returns logs that cannot be distributed.

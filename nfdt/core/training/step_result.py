@@ -17,14 +17,17 @@ class GradientResult:
     """Result of one step.
 
     Attributes:
-        gradient: Mean over the batch, flat, shape ``(P,)``, float32, a tensor; a ``RowVector`` of a step with tables.
+        gradient: Gradient of the loss, flat, shape ``(P,)``, float32, a tensor; a ``RowVector`` of a step with tables.
         logs: Logs that ``train_step`` returned: name -> 0-d float32 tensor, or an array.
         finite: False where a float16 gradient overflowed: the gradient must not be pushed.
+        denominator: Denominator of the loss: None for the number of samples, ``SUM``, or a 0-d float32 tensor; see
+            :mod:`nfdt.core.training.denominator`.
     """
 
     gradient: Any
     logs: dict[str, Any]
     finite: bool
+    denominator: Any = None
 
 
 def own_loss_scale(optimizer: Any) -> dict[str, Any] | None:

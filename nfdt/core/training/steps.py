@@ -39,8 +39,16 @@ class TrainingStep(Protocol):
         """Convert a pytree of arrays to a :class:`PreparedBatch`, ahead of the call."""
         ...
 
-    def __call__(self, weights: Any, batch: Any, *, version: int | None = None) -> GradientResult:
-        """Compute the gradient of a batch, a pytree of arrays or prepared; ``version``: updates applied so far."""
+    def __call__(self, weights: Any, batch: Any, *, version: int | None = None, share: float = 1.0) -> GradientResult:
+        """Compute the gradient of a batch.
+
+        Args:
+            weights: Flat weights.
+            batch: A pytree of arrays, or prepared.
+            version: Number of updates applied so far.
+            share: Fraction of the samples of a union of batches in this one, whose gradients are combined by their
+                denominators; see :mod:`nfdt.core.training.denominator`.
+        """
         ...
 
 

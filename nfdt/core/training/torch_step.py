@@ -14,6 +14,7 @@ from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError
 from nfdt.core.keras_internals import compiles_torch, variable_key
 from nfdt.core.program.batch_tensors import as_tensors
+from nfdt.core.training.denominator import SUM, LossDenominator
 from nfdt.core.training.replacing_optimizer import ReplacingOptimizer, replace_everywhere
 from nfdt.core.training.step_result import GradientResult, check_layout, flat_logs, own_loss_scale
 
@@ -49,6 +50,7 @@ class TorchGradientStep:
         )
         replace_everywhere(model, self._optimizer)
         self._version = int(self._optimizer.iterations)
+        self._denominator = LossDenominator(model)
         self._run = _compiled(model.train_step, model)
 
     def prepare(self, batch: Any) -> PreparedTensors:
@@ -57,13 +59,14 @@ class TorchGradientStep:
         leaves = [leaf for leaf in keras.tree.flatten(pytree) if leaf is not None]
         return PreparedTensors(pytree, int(leaves[0].shape[0]))
 
-    def __call__(self, weights: Any, batch: Any, *, version: int | None = None) -> GradientResult:
+    def __call__(self, weights: Any, batch: Any, *, version: int | None = None, share: float = 1.0) -> GradientResult:
         """Compute the gradient of one batch.
 
         Args:
             weights: Flat weights, shape ``(P,)``, float32; copied.
             batch: Argument of ``train_step``: a pytree of arrays, or a prepared one.
             version: Number of updates applied so far, the value of ``optimizer.iterations``; None: one more than last.
+            share: Fraction of the samples of a union of batches in this one.
 
         Raises:
             CaptureError: ``train_step`` contains an operation that cannot be distributed.
@@ -73,9 +76,13 @@ class TorchGradientStep:
         batch = batch if isinstance(batch, PreparedTensors) else self.prepare(batch)
         _assign(weights, self._model, self._layout)
         self._optimizer.begin(self._version - 1)
+        self._denominator.begin(1.0 / share)
         logs = flat_logs(self._run(batch.pytree), "train_step", _as_log)
         gradient, finite = self._optimizer.collect()
-        return GradientResult(gradient, logs, finite)
+        denominator = self._denominator.end()
+        if denominator is SUM:
+            gradient *= np.float32(share)
+        return GradientResult(gradient, logs, finite, denominator)
 
 
 class TorchEvaluateStep:

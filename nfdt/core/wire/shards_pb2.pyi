@@ -103,6 +103,7 @@ class Frame(google.protobuf.message.Message):
     RATE_FIELD_NUMBER: builtins.int
     COMPUTED_ON_FIELD_NUMBER: builtins.int
     SERVED_US_FIELD_NUMBER: builtins.int
+    DENOMINATOR_FIELD_NUMBER: builtins.int
     TASKS_FIELD_NUMBER: builtins.int
     TICKETS_FIELD_NUMBER: builtins.int
     kind: Global___FrameKind.ValueType
@@ -147,6 +148,8 @@ class Frame(google.protobuf.message.Message):
     """push: sequence of the answer that held the weights used; 0 = the newest sent"""
     served_us: builtins.int
     """reply: microseconds between the request's last byte and this answer's first"""
+    denominator: builtins.float
+    """push: of the gradient's loss; 0: samples; infinity: of a sum, which is not divided"""
     tickets: builtins.bytes
     """push: the tickets of these tasks (nfdt/core/wire/job_token.py), one after the other"""
     @property
@@ -178,10 +181,11 @@ class Frame(google.protobuf.message.Message):
         rate: builtins.float = ...,
         computed_on: builtins.int = ...,
         served_us: builtins.int = ...,
+        denominator: builtins.float = ...,
         tasks: collections.abc.Iterable[builtins.int] | None = ...,
         tickets: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["applied", b"applied", "base", b"base", "boot_id", b"boot_id", "codec", b"codec", "computed_on", b"computed_on", "error", b"error", "kind", b"kind", "part", b"part", "parts", b"parts", "rate", b"rate", "reply_codec", b"reply_codec", "round", b"round", "samples", b"samples", "segment", b"segment", "sequence", b"sequence", "served_us", b"served_us", "shared", b"shared", "staleness", b"staleness", "tasks", b"tasks", "tickets", b"tickets", "total_bytes", b"total_bytes", "version", b"version", "want_weights", b"want_weights", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["applied", b"applied", "base", b"base", "boot_id", b"boot_id", "codec", b"codec", "computed_on", b"computed_on", "denominator", b"denominator", "error", b"error", "kind", b"kind", "part", b"part", "parts", b"parts", "rate", b"rate", "reply_codec", b"reply_codec", "round", b"round", "samples", b"samples", "segment", b"segment", "sequence", b"sequence", "served_us", b"served_us", "shared", b"shared", "staleness", b"staleness", "tasks", b"tasks", "tickets", b"tickets", "total_bytes", b"total_bytes", "version", b"version", "want_weights", b"want_weights", "worker", b"worker"]) -> None: ...
 
 Global___Frame: typing_extensions.TypeAlias = Frame
 

@@ -916,6 +916,7 @@ class Task(google.protobuf.message.Message):
     ROUND_FIELD_NUMBER: builtins.int
     PART_FIELD_NUMBER: builtins.int
     PARTS_FIELD_NUMBER: builtins.int
+    ROUND_SAMPLES_FIELD_NUMBER: builtins.int
     TICKET_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
     task: builtins.int
@@ -929,6 +930,8 @@ class Task(google.protobuf.message.Message):
     """of the round"""
     parts: builtins.int
     """of the round; 1 for asynchronous presets"""
+    round_samples: builtins.int
+    """of all parts of the round; 0: not known, or no round"""
     ticket: builtins.bytes
     """to show to the shards with the push"""
     data: builtins.bytes
@@ -942,10 +945,11 @@ class Task(google.protobuf.message.Message):
         round: builtins.int = ...,
         part: builtins.int = ...,
         parts: builtins.int = ...,
+        round_samples: builtins.int = ...,
         ticket: builtins.bytes = ...,
         data: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["data", b"data", "part", b"part", "parts", b"parts", "pass", b"pass", "round", b"round", "start", b"start", "stop", b"stop", "task", b"task", "ticket", b"ticket"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "part", b"part", "parts", b"parts", "pass", b"pass", "round", b"round", "round_samples", b"round_samples", "start", b"start", "stop", b"stop", "task", b"task", "ticket", b"ticket"]) -> None: ...
 
 Global___Task: typing_extensions.TypeAlias = Task
 

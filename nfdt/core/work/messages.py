@@ -105,6 +105,7 @@ def to_task(task: Task) -> pb.Task:
         round=task.round,
         part=task.part,
         parts=task.parts,
+        round_samples=task.round_samples,
         data=task.data,
         ticket=task.ticket,
     )
@@ -209,6 +210,7 @@ def read_task(message: pb.Task) -> Task:
         data=message.data,
         ticket=message.ticket,
         samples=message.stop - message.start,
+        round_samples=message.round_samples,
     )
 
 

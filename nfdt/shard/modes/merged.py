@@ -64,8 +64,8 @@ class MergedMode:
         """Add a gradient, and apply the update if it is complete; return False if the update was rejected."""
         engine, gradient = self._weights.engine, arrived.gradient
         accumulator = self._accumulator = self._accumulator or engine.new_accumulator()
-        args = (engine.tensor(gradient.values), push.backup.weights, push.staleness, push.record.rule, gradient.samples)
-        push.record.rule = engine.accumulate(accumulator, *args, length=arrived.length)
+        args = (engine.tensor(gradient.values), push.backup.weights, push.staleness, push.record.rule, gradient.weight)
+        push.record.rule = engine.accumulate(accumulator, *args, length=arrived.length, added=gradient.added)
         return accumulator.count < self._count or self._finish()
 
     def _finish(self) -> bool:

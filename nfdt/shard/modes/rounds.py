@@ -99,7 +99,7 @@ class Round:
         self._engine = engine
         self._parts = first.parts
         self._next = 0
-        self._early: dict[int, tuple[Any, int, float] | None] = {}  # None: a dropped part
+        self._early: dict[int, tuple[Any, float, float, bool] | None] = {}  # None: a dropped part
 
     @property
     def complete(self) -> bool:
@@ -130,14 +130,18 @@ class Round:
         for part in sorted(self._early):
             self._add(part)
 
-    def _content(self, arrived: ArrivedPush) -> tuple[Any, int, float]:
-        """Return vector, samples and norm; the vector is borrowed, so a part that must wait is copied."""
+    def _content(self, arrived: ArrivedPush) -> tuple[Any, float, float, bool]:
+        """Return vector, weight, norm, and whether it is of a sum.
+
+        The vector is borrowed, so a part that must wait is copied.
+        """
         gradient = arrived.gradient
         in_order = gradient.part == self._next
         vector = self._engine.tensor(gradient.values if in_order else gradient.values.copy())
-        return vector, gradient.samples, arrived.length
+        return vector, gradient.weight, arrived.length, gradient.added
 
     def _add(self, part: int) -> None:
         content = self._early.pop(part)
         if content is not None:
-            self._engine.accumulate_part(self.accumulator, *content)
+            vector, weight, length, added = content
+            self._engine.accumulate_part(self.accumulator, vector, weight, length, added=added)
