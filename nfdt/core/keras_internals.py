@@ -338,6 +338,8 @@ _OF_ONE_PROCESS: tuple[tuple[type, str, Callable[[], Any]], ...] = (
     (keras.Model, "test_function", lambda: None),
     (keras.Model, "predict_function", lambda: None),
     (keras.Model, "_compile_config", lambda: None),
+    (keras.layers.JaxLayer, "jax2tf_training_false_fn", lambda: None),
+    (keras.layers.JaxLayer, "jax2tf_training_true_fn", lambda: None),
     (tracking.Tracker, "stored_ids", dict),
     (keras.Variable, "_value", lambda: None),
 )
@@ -388,12 +390,18 @@ def initialize_variable(variable: Any, value: Any) -> None:
     variable._initialize(value)
 
 
-def renew_ids(obj: Any) -> None:
-    """Correct the numbers of other objects that an object holds: a tracker's ``stored_ids``, a graph's ``_nodes``."""
+def renew(obj: Any) -> None:
+    """Correct what an object holds of its process, once all objects have their attributes.
+
+    These are numbers of other objects (a tracker's ``stored_ids``, a graph's ``_nodes``), and the functions that
+    ``JaxLayer.build`` converts for TensorFlow, without new variables for a layer that has them.
+    """
     if isinstance(obj, tracking.Tracker):
         obj.stored_ids = {name: {id(held) for held in store} for name, (_, store) in obj.config.items()}
     elif isinstance(obj, Functional):
         obj._nodes = map_graph(obj._inputs, obj._outputs)[0]
+    elif isinstance(obj, keras.layers.JaxLayer) and obj.built and keras.backend.backend() == "tensorflow":
+        keras.layers.JaxLayer.build(obj, obj.get_build_config()["input_shape"])
 
 
 def unwrapped(obj: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import copy
 
+import jax
 import keras
 import numpy as np
 import pytest
@@ -44,6 +45,27 @@ def compiled(model):
 def rebuilt(packed, **changes):
     manifest = Manifest.from_bytes(packed.manifest_bytes()).replaced(**changes)
     return unpack(manifest, packed.artifacts.__getitem__, allow_code=packed.code)
+
+
+def jax_call(params, inputs, training):
+    return jax.numpy.tanh(inputs @ params["w"]) * (0.5 if training else 1.0)
+
+
+def jax_init(rng, inputs, training):
+    return {"w": jax.random.normal(rng, (inputs.shape[-1], 3))}
+
+
+@pytest.mark.feature("`JaxLayer` and `FlaxLayer`, also on TensorFlow", area="Models")
+def test_a_layer_of_jax_functions_trains_as_in_the_script(batch, ship):
+    wrapped = layers.JaxLayer(jax_call, jax_init, seed=1)
+    model = compiled(keras.Sequential([keras.Input((4,)), wrapped, layers.Dense(1)]))
+    arrived = ship(model, batch).model
+    assert [v.path for v in arrived.variables] == [v.path for v in model.variables]
+    for one in (model, arrived):
+        one.train_on_batch(*batch)
+    for mine, theirs in zip(model.variables, arrived.variables, strict=True):
+        np.testing.assert_allclose(theirs.numpy(), mine.numpy(), rtol=1e-5, atol=1e-6, err_msg=mine.path)
+    np.testing.assert_allclose(arrived.predict(batch[0], verbose=0), model.predict(batch[0], verbose=0), rtol=1e-5)
 
 
 @pytest.mark.feature(

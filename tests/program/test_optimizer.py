@@ -45,6 +45,13 @@ def test_others_are_not_called_elementwise(optimizer, batch):
     assert not described(optimizer, batch).is_elementwise
 
 
+def test_an_optimizer_that_gives_its_slots_values_when_it_is_built_is_attributed(batch):
+    optimizer = keras.optimizers.ScheduleFreeAdamW(0.01)
+    owners = described(optimizer, batch).optimizer_variables
+    assert [tuple(owner["shape"]) for owner in owners] == [tuple(v.shape) for v in optimizer.variables]
+    assert [owner["variable"] for owner in owners] == [-1, -1, 0, 0, 1, 1, 2, 2, 3, 3]
+
+
 def test_variables_excluded_from_weight_decay_are_named(batch):
     optimizer = keras.optimizers.AdamW(0.1, weight_decay=0.01, loss_scale_factor=8.0)
     optimizer.exclude_from_weight_decay(var_names=["bias"])

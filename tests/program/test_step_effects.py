@@ -81,7 +81,7 @@ def test_one_update_of_each_variable_is_the_shards_task(update):
 def test_more_than_one_update_is_the_workers_task(update, calls, options):
     manifest = packed(update, **options)
     (entry,) = manifest.local_optimizers
-    assert entry == {"variables": [0, 1], "applications": calls, "attributes": {}, "decay": [True, True]}
+    assert entry == {"variables": [0, 1], "applications": calls, "attributes": {}, "decay": [[True, True]]}
     assert manifest.optimizer_class == "SGD"
     assert manifest.optimizer_options["learning_rate"] == 1.0
 

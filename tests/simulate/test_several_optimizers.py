@@ -10,7 +10,7 @@ from nfdt_client import callbacks, program_checks
 from nfdt.core.errors import CaptureError, UsageError
 from nfdt.core.program.pack import pack
 from nfdt.core.specs.job import resolve_algorithm
-from tests.support.several_optimizers import actor_critic, diffusion, gan, optimizers_of, points, wasserstein
+from tests.support.several_optimizers import actor_critic, diffusion, divided, gan, optimizers_of, points, wasserstein
 from tests.support.simulated_jobs import cluster, simulate
 
 BATCH, EPOCHS = 8, 3
@@ -33,6 +33,7 @@ def same(model, plain):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6, err_msg=f"{name} {one.path}")
 
 
+@pytest.mark.feature("`MultiOptimizer`", area="Optimizers")
 @pytest.mark.feature(
     "Optimizers applied several times in a step, moving averages of weights (WGAN-GP, DDIM)", area="Models"
 )
@@ -43,6 +44,7 @@ def same(model, plain):
         (wasserstein, "bsp"),
         (actor_critic, "ddc-asgd"),
         (diffusion, "bsp"),
+        (divided, "ddc-asgd"),
         *(pytest.param(make, "asgd", marks=pytest.mark.long) for make in (gan, wasserstein, actor_critic, diffusion)),
     ],
 )
@@ -92,6 +94,17 @@ def test_the_state_of_optimizers_is_merged_as_if_one_worker_had_made_all_steps()
     assert decays == {"momentum": 0.9, "velocity": pytest.approx(0.9**3)}, "the discriminator steps three times"
     rules = [entry["rule"] for entry in entries if entry["path"].endswith(("iteration", "learning_rate"))]
     assert rules == ["sum", "mean", "sum", "mean"]
+
+
+def test_the_state_of_the_parts_of_a_divided_optimizer_is_merged_part_by_part():
+    model = divided()
+    manifest = pack(model, X[:BATCH]).manifest
+    entries = manifest.untrained[-len(model.optimizer.variables) :]
+    rules = {"iteration": "sum", "learning_rate": "mean", "momentum": "ema", "velocity": "ema"}
+    for entry in entries:
+        name = next(name for name in rules if entry["path"].endswith(name))
+        assert entry["rule"] == rules[name], entry["path"]
+    assert {entry["decay"] for entry in entries if entry["rule"] == "ema"} == {0.9, 0.999}
 
 
 class Rates(keras.callbacks.Callback):

@@ -28,6 +28,7 @@ HEAD = """# What works
 Each line is proved by a test, which carries it as a mark; `scripts/features` writes this page from the marks.
 *Refused* means an error that names the reason and the remedy, before anything is trained.
 *Not yet* means that a later version may do it; this one refuses it.
+Keras' own tests of `fit` run on workers too: [each with its result](keras_tests.md).
 """
 
 

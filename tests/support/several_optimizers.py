@@ -139,6 +139,19 @@ class Diffusion(keras.Model):
         return {"noise_loss": loss}
 
 
+class Autoencoder(keras.Model):
+    """Keras' own step, with a loss of its outputs and inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = dense(2, 2, "encoder"), dense(2, 2, "decoder")
+
+    def call(self, inputs):
+        outputs = self.decoder(self.encoder(inputs))
+        self.add_loss(keras.ops.mean((outputs - inputs) ** 2))
+        return outputs
+
+
 def adam(rate=0.01):
     return keras.optimizers.Adam(rate, beta_1=0.5, beta_2=0.9)
 
@@ -172,6 +185,19 @@ def diffusion():
     model = Diffusion()
     model.normalizer.adapt(points())
     model.compile(optimizer=keras.optimizers.AdamW(0.01), loss="mse")
+    return model
+
+
+def divided():
+    """Return a compiled model that gives its variables to three optimizers: one of a part, one of none, the default."""
+    keras.utils.set_random_seed(3)
+    model = Autoencoder()
+    decays = keras.optimizers.AdamW(0.01, weight_decay=0.1)
+    decays.exclude_from_weight_decay(var_names=["bias"])
+    unused = keras.optimizers.SGD(0.01)
+    parts = {".*encoder.*": decays, ".*nowhere.*": unused}
+    rest = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 4, 0.8), momentum=0.9)
+    model.compile(keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(rest, parts)))
     return model
 
 

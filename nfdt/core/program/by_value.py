@@ -31,7 +31,7 @@ from nfdt.core.keras_internals import (
     is_built_by,
     is_checkpoint_attribute,
     make_functional,
-    renew_ids,
+    renew,
     serialization_lib,
     tracking,
     unwrapped,
@@ -177,7 +177,7 @@ class ObjectUnpickler(pickle.Unpickler):
             _restore(self._made[done], self.load())
             done += 1
         for obj in self._made.values():
-            renew_ids(obj)
+            renew(obj)
         return root
 
 

@@ -35,7 +35,15 @@ from nfdt.core.keras_internals import (
 )
 from nfdt.core.program.compiling import overrides
 from nfdt.core.program.manifest import Manifest, OptimizerEntries
-from nfdt.core.program.optimizer import GLOBAL, describe_attributes, own_optimizers, set_attributes, unscaled
+from nfdt.core.program.optimizer import (
+    GLOBAL,
+    describe_attributes,
+    is_divided,
+    optimizer_parts,
+    own_optimizers,
+    set_attributes,
+    unscaled,
+)
 from nfdt.core.program.step_effects import StepEffects, trace_step
 from nfdt.core.program.untrained import untrained_variables
 
@@ -55,13 +63,14 @@ def describe_local_optimizers(model: Any, batch: Any) -> list[dict[str, Any] | N
             it is no attribute of the model.
         Exception: any exception of the model's own code for such a batch, as in ``fit``.
     """
-    if not overrides(model, "train_step"):
+    divided = is_divided(model.optimizer)
+    if not divided and not overrides(model, "train_step"):
         return None
     if keras.backend.backend() != "tensorflow":
         _require_one_optimizer(model)
         return None
     effects = trace_step(model, batch)
-    if effects.is_one_update(model) and not _updates_a_part(model):
+    if effects.is_one_update(model) and not divided and not _updates_a_part(model):
         return None
     return [_described(model, optimizer, effects) for optimizer in own_optimizers(model)]
 
@@ -69,7 +78,8 @@ def describe_local_optimizers(model: Any, batch: Any) -> list[dict[str, Any] | N
 def _require_one_optimizer(model: Any) -> None:
     """Raise CaptureError if the model has several optimizers."""
     inner = unscaled(model.optimizer)
-    others = [optimizer.name for optimizer in own_optimizers(model) if unscaled(optimizer) is not inner]
+    parts = [part for optimizer in own_optimizers(model) for part in optimizer_parts(optimizer)]
+    others = [part.name for part in parts if part is not inner]
     if others:
         raise CaptureError(
             f"{type(model).__name__} {model.name!r}: expected Keras on TensorFlow for a model with several optimizers. "
@@ -103,12 +113,11 @@ def _described(model: Any, optimizer: Any, effects: StepEffects) -> dict[str, An
             f"Optimizer {optimizer.name!r}: expected the variables of its first update, which it was built for. "
             f"Received: {what}. Make another optimizer, and call compile() again, after a change of `trainable`."
         )
-    decays = [uses_weight_decay(inner, variable) for variable in optimized_variables(inner)]
     return {
         "variables": built_for,
         "applications": len(calls),
         "attributes": describe_attributes(inner),
-        "decay": decays,
+        "decay": [[uses_weight_decay(part, v) for v in _built_for(part)] for part in optimizer_parts(inner)],
     }
 
 
@@ -144,9 +153,14 @@ def build_local_optimizers(model: Any, described: Described) -> None:
         set_attributes(unscaled(optimizer), entry["attributes"])
     create_variables(model, described)
     for optimizer, entry in used_optimizers(model, described):
-        inner = unscaled(optimizer)
-        if inner.weight_decay and not all(entry["decay"]):
-            set_weight_decay_use(inner, optimized_variables(inner), entry["decay"])
+        for part, decays in zip(optimizer_parts(optimizer), entry["decay"], strict=True):
+            if part.weight_decay and not all(decays):
+                set_weight_decay_use(part, _built_for(part), decays)
+
+
+def _built_for(optimizer: Any) -> list[Any]:
+    """Return the variables of an optimizer; a part of another one may have none."""
+    return optimized_variables(optimizer) if optimizer.built else []
 
 
 def create_variables(model: Any, described: Described | None) -> None:
@@ -158,7 +172,8 @@ def create_variables(model: Any, described: Described | None) -> None:
 
 def learning_rates(model: Any, described: Described | None) -> list[Any]:
     """Return the variables among :func:`optimizer_state` that hold the learning rates that no schedule decides."""
-    rates = [raw_learning_rate(unscaled(optimizer)) for optimizer, _ in used_optimizers(model, described)]
+    used = used_optimizers(model, described)
+    rates = [raw_learning_rate(part) for optimizer, _ in used for part in optimizer_parts(optimizer)]
     return [rate for rate in rates if isinstance(rate, keras.Variable)]
 
 
@@ -177,14 +192,15 @@ def describe_optimizer_state(model: Any, described: Described | None) -> list[di
     """Return path, shape, dtype, merge rule and decay of each variable of :func:`optimizer_state`."""
     found = []
     for optimizer, entry in used_optimizers(model, described):
-        inner = unscaled(optimizer)
-        decays = {key: decay ** entry["applications"] for key, decay in moving_averages(inner).items()}
+        parts = optimizer_parts(optimizer)
+        averages = {key: decay for part in parts for key, decay in moving_averages(part).items()}
+        decays = {key: decay ** entry["applications"] for key, decay in averages.items()}
         for variable in optimizer.variables:
             dtype, decay = keras.backend.standardize_dtype(variable.dtype), decays.get(id(variable))
             rule = "mean" if "float" in dtype else "max"
             if decay is not None:
                 rule = "ema"
-            if variable is own_iterations(inner):
+            if any(variable is own_iterations(part) for part in parts):
                 rule = "sum"
             shape = [int(n) for n in variable.shape]
             found.append({"path": variable.path, "shape": shape, "dtype": dtype, "decay": decay, "rule": rule})

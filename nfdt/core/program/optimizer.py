@@ -37,6 +37,17 @@ def unscaled(optimizer: Any) -> Any:
     return optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
 
 
+def is_divided(optimizer: Any) -> bool:
+    """Return whether an optimizer gives each variable to one of several others: ``keras.optimizers.MultiOptimizer``."""
+    return isinstance(unscaled(optimizer), getattr(keras.optimizers, "MultiOptimizer", ()))
+
+
+def optimizer_parts(optimizer: Any) -> list[Any]:
+    """Return an optimizer without loss scaling, and the others among which it divides the variables."""
+    inner = unscaled(optimizer)
+    return [inner, *inner.optimizers] if is_divided(inner) else [inner]
+
+
 def loss_scale(model: Any) -> dict[str, Any] | None:
     """Return the dynamic loss scale to start from, or None where there is none."""
     optimizer = model.optimizer
@@ -114,8 +125,7 @@ def describe_optimizer(model: Any) -> OptimizerEntries:
     trainable = model.trainable_variables
     serialize = serialization_lib.serialize_keras_object
     config = serialize(optimizer)
-    probe = _another(optimizer, config)
-    owners = _attribute(probe, optimizer, trainable)
+    probe, owners = _attributed(optimizer, config, trainable)
     attributes = _changed_attributes(optimizer, probe)
     elementwise = _is_elementwise(optimizer, owners, trainable)
     config["config"]["loss_scale_factor"] = None  # workers send gradients unscaled
@@ -138,8 +148,8 @@ def describe_attributes(optimizer: Any) -> dict[str, Any]:
     Raises:
         CaptureError: the script has replaced a method of this optimizer.
     """
-    probe = _another(optimizer, serialization_lib.serialize_keras_object(optimizer))
-    _attribute(probe, optimizer, optimized_variables(optimizer))  # builds it
+    config = serialization_lib.serialize_keras_object(optimizer)
+    probe, _ = _attributed(optimizer, config, optimized_variables(optimizer))
     return _serialized(_changed_attributes(optimizer, probe))
 
 
@@ -177,17 +187,34 @@ def set_attributes(optimizer: Any, attributes: Mapping[str, Any]) -> None:
         setattr(optimizer, name, serialization_lib.deserialize_keras_object(value, safe_mode=False))
 
 
-def _attribute(probe: Any, optimizer: Any, trainable: list[Any]) -> list[dict[str, Any]] | None:
-    """Attribute each optimizer variable to a trainable one, by observing a second optimizer create scalar ones."""
+def _attributed(
+    optimizer: Any, config: Mapping[str, Any], trainable: list[Any]
+) -> tuple[Any, list[dict[str, Any]] | None]:
+    """Attribute each optimizer variable to a trainable one, by observing a second optimizer create its own.
+
+    Returns:
+        The second optimizer, built, and for each variable its shape, dtype and owner; None if that is not known.
+    """
+    probe = _another(optimizer, config)
+    try:
+        return probe, _attribute(probe, optimizer, trainable, scalars=True)
+    except ValueError:  # its build() gives variables values, in their shapes
+        probe = _another(optimizer, config)
+        return probe, _attribute(probe, optimizer, trainable, scalars=False)
+
+
+def _attribute(probe: Any, optimizer: Any, trainable: list[Any], *, scalars: bool) -> list[dict[str, Any]] | None:
+    """Build the second optimizer; ``scalars``: with scalars as variables, which need no memory."""
     index = {id(variable): i for i, variable in enumerate(trainable)}
     owners: dict[int, int] = {}
 
-    def add_scalar(reference_variable: Any, name: Any = None, initializer: Any = "zeros") -> Any:
-        made = probe.add_variable(shape=(), initializer=initializer, dtype=reference_variable.dtype, name=name)
+    def add(reference_variable: Any, name: Any = None, initializer: Any = "zeros") -> Any:
+        shape, dtype = () if scalars else reference_variable.shape, reference_variable.dtype
+        made = probe.add_variable(shape=shape, initializer=initializer, dtype=dtype, name=name)
         owners[id(made)] = index.get(id(reference_variable), GLOBAL)
         return made
 
-    probe.add_variable_from_reference = add_scalar
+    probe.add_variable_from_reference = add
     probe.build(trainable)
     own = optimizer.variables
     if len(own) != len(probe.variables):

@@ -12,6 +12,7 @@ import inspect
 import json
 import os
 import sys
+import unittest
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +26,7 @@ from nfdt_client.session import Session
 from nfdt_client.specify import Submission
 
 from nfdt.core.wire.jobs_pb2 import SubmitReply
-from tests.support.conformance.fit_calls import tests_that_fit
+from tests.support.conformance.fit_calls import find_fitting_tests
 from tests.support.conformance.outcome_file import write_collected, write_outcome
 
 MARKERS = ("requires_trainable_backend", "multi_device")
@@ -81,7 +82,7 @@ class Sessions:
 
     @pytest.hookimpl
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        fitting = functools.cache(lambda file: tests_that_fit(file.read_text(encoding="utf-8")))
+        fitting = functools.cache(lambda file: find_fitting_tests(file.read_text(encoding="utf-8")))
         items[:] = [item for item in items if written_name(item) in fitting(item.path)]
 
     @pytest.hookimpl
@@ -119,6 +120,11 @@ def skip_if_backend(name: str, reason: str) -> Callable[[Any], Any]:
     return pytest.mark.skipif(keras.backend.backend() == name, reason=reason)
 
 
+def state_without_pytest(test: unittest.TestCase) -> dict[str, Any]:
+    """Return what a test case sends to workers: its attributes, without the run of pytest that it belongs to."""
+    return {name: value for name, value in vars(test).items() if name != "_outcome"}
+
+
 def _add_conftest() -> None:
     """Add the module ``conftest`` of Keras' repository, which its tests import and its package lacks."""
     module = ModuleType("conftest")
@@ -131,6 +137,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     _add_conftest()
+    unittest.TestCase.__getstate__ = state_without_pytest  # type: ignore[assignment]
     options = json.loads(os.environ["CONFORMANCE_OPTIONS"])
     sessions = Sessions(int(os.environ["CONFORMANCE_WORKERS"]), options, Path(os.environ["CONFORMANCE_OUT"]))
     config.pluginmanager.register(sessions)
