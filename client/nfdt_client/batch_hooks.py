@@ -72,7 +72,7 @@ def look_at_batches(callbacks: Sequence[Any]) -> bool:
 
 
 def plan_pauses(
-    mode: str, algorithm: AlgorithmSpec, callbacks: Sequence[Any], size: int, told: set[str]
+    mode: str, algorithm: AlgorithmSpec, callbacks: Sequence[Any], size: int, logged: set[str]
 ) -> Pauses | None:
     """Plan when training pauses for the batch hooks; None means never. Logs which callbacks are approximate.
 
@@ -81,7 +81,7 @@ def plan_pauses(
         algorithm: Algorithm of the job.
         callbacks: Callbacks of the fit.
         size: Batches between two calls of the hooks (``steps_per_execution``).
-        told: Lines that the session has logged, which are not logged again; new ones are added.
+        logged: Lines that the session has logged, which are not logged again; new ones are added.
     """
     if mode == "exact":
         return lambda done: done + size
@@ -90,7 +90,7 @@ def plan_pauses(
     savers, lookers = list(filter(saves_at_batches, callbacks)), list(filter(looks_at_batches, callbacks))
     obstacle = _obstacle(algorithm)
     if savers and not obstacle:
-        _warn(f"{_named(savers)}: training stands still at the batches after which it saves (batch_hooks).", told)
+        _warn(f"{_named(savers)}: training stands still at the batches after which it saves (batch_hooks).", logged)
     else:
         lookers = [c for c in callbacks if c in savers or c in lookers]
     if lookers:
@@ -102,16 +102,16 @@ def plan_pauses(
         _warn(
             f"{_named(lookers)}: the batch hooks are called some steps late, with weights and logs of a later moment; "
             f"a learning rate that they set counts from then on (batch_hooks='approximate'). {remedy}",
-            told,
+            logged,
         )
     if not savers or obstacle:
         return None
     return lambda done: min(_next_save(saver, done, size) for saver in savers)
 
 
-def _warn(line: str, told: set[str]) -> None:
-    if line not in told:
-        told.add(line)
+def _warn(line: str, logged: set[str]) -> None:
+    if line not in logged:
+        logged.add(line)
         logger.warning("%s", line)
 
 

@@ -75,7 +75,7 @@ class Session:
         self.options, self._given = options, server
         self._names = names or JobNames(options.job)
         self.fits: list[dict[str, Any]] = []
-        self._told: set[str] = set()  # lines in the log that would repeat from fit to fit
+        self._logged: set[str] = set()  # lines in the log that would repeat from fit to fit
         self._id = uuid.uuid4().hex
         self._idle = True
         self._outer: patch.FitHandler | None = None
@@ -213,7 +213,7 @@ class Session:
         fallback.begin(listeners, captured.local_steps)
         each = callbacks.each(listeners)
         size = int(model.steps_per_execution or 1)
-        pauses = batch_hooks.plan_pauses(self.options.batch_hooks, self.options.algorithm, each, size, self._told)
+        pauses = batch_hooks.plan_pauses(self.options.batch_hooks, self.options.algorithm, each, size, self._logged)
 
         board = self._make_board()
 
