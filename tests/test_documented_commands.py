@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
 import pytest
 
 from tests.support.documented_commands import (
+    DEADLINE_S,
+    ROOT,
     SERVER,
     Block,
     Reader,
@@ -116,6 +121,12 @@ QUICK = {
 }
 
 
+# Where an own command begins, also behind a launcher: its name, and the words before its options.
+OWN = re.compile(r"(?:^|[\s/])(scripts/[\w-]+|(?:nfdt|hfdt) (?:jobs )?[a-z]+)(?=\s|$)")
+NOT_QUICK = {c for page, commands in PAGES.items() for c in commands if c not in QUICK[page]}
+ENTRIES = {"nfdt": "main", "hfdt": "hfdt_main"}
+
+
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory):
     folder = tmp_path_factory.mktemp("commands")
@@ -146,6 +157,18 @@ def test_all_commands_of_a_page_work(page, reader):
 def follow(reader: Reader, page: str, commands: Iterable[str]) -> None:
     for command in [SERVER, *commands] if page in WITH_SERVER else commands:
         reader.follow(command)
+
+
+@pytest.mark.parametrize("own", sorted({name for command in NOT_QUICK for name in OWN.findall(command)}))
+def test_commands_that_are_not_run_begin_to_run(own):
+    name, *words = own.split()
+    entry = ENTRIES.get(name)
+    command = [ROOT / name] if entry is None else [sys.executable, "-c", f"from nfdt.cli import {entry}; {entry}()"]
+    done = subprocess.run(
+        [*command, *words, "--help"], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert words[-1] in done.stdout if entry else name in done.stdout
 
 
 @pytest.mark.parametrize("entry", [*chain(*NOT_RUN.values()), *LONG])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -17,16 +17,18 @@ from nfdt.cli.options import (
     script_argument,
     server_options,
 )
-from nfdt.cli.plan_report import PlanReport
+from nfdt.cli.plan_report import PlanReport, profile_notes
 from nfdt.cli.quiet import quiet_start
 from nfdt.cli.script import Script, describe_failure, exit_code_of
 from nfdt.cli.table import format_bytes
-from nfdt.cli.work import Profile, ProfiledWork
+from nfdt.cli.work import ProfiledWork
 from nfdt.core.errors import UsageError
 from nfdt.core.host.keras_backend import require_tensorflow
-from nfdt.core.specs.presets import PRESETS
+from nfdt.core.specs.algorithm import AlgorithmSpec
+from nfdt.core.specs.presets import DEFAULT_PRESET, PRESETS
 from nfdt.planning import Cluster
-from nfdt.planning.comparison import compare, one_machine
+from nfdt.planning.calibration import spread_of_ratio, with_overhead
+from nfdt.planning.comparison import OneMachine, PlannedRun, compare, one_machine, uses
 from nfdt.planning.forecast import measured_cluster
 from nfdt.simulate.cluster import parse_cluster, read_cluster
 from nfdt.simulate.costs import costs_of
@@ -76,19 +78,36 @@ def plan(
         cluster = described or parse_cluster({"workers": [{"count": count, "speed": 1.0}]})
         work = _seen(context, script, chosen[0], profiled=cluster.is_relative)
         if work.profile:
-            notes.append(_profiled(work.profile, work, None if file else count))
-            cluster = cluster.measured(work.profile.step, work.batch_size, work.profile.apply_s)
+            notes += profile_notes(work.profile, work.batch_size, None if file else count)
+            cluster = cluster.measured(work.profile.worker_step(work.batch_size), work.batch_size, work.profile.apply_s)
         if not cluster.has_links:
             notes.append(
                 f"no link is described: exchanging 2 x {format_bytes(4 * work.weights)} per step is taken as free"
             )
         costs = costs_of(cluster, work.batch_size, work.weights)
-    alone = one_machine(costs, work.samples, work.profile.plain_s if work.profile else None)
-    runs = compare([each.algorithm for each in chosen], costs, work.samples, alone)
-    report = PlanReport(work, len(costs.workers), alone, runs, notes)
+    usable = [each.algorithm for each in chosen if uses(each.algorithm, len(costs.workers))]
+    if idle := ", ".join(each.algorithm.name for each in chosen if each.algorithm not in usable):
+        notes.append(f"left out, because they are for several workers: {idle}")
+    if not usable:
+        raise UsageError(f"--algorithm: expected one that one worker can use, as {DEFAULT_PRESET}. Received: {idle}.")
+    report = PlanReport(work, len(costs.workers), *_planned(work, costs, usable), notes)
     if page is not None:
         _write(page, report.to_html())
     click.echo(json.dumps(report.to_json(), indent=2) if format_ == "json" else report.text())
+
+
+def _planned(
+    work: ProfiledWork, costs: Cluster, algorithms: Sequence[AlgorithmSpec]
+) -> tuple[OneMachine, list[PlannedRun]]:
+    """Return one machine and the presets beside it, with what was measured."""
+    profile = work.profile
+    if profile is None or profile.plain is None or profile.worker is None:
+        alone = one_machine(costs, work.samples)
+        return alone, compare(algorithms, costs, work.samples, alone)
+    step_s = profile.worker_step(work.batch_size).seconds(work.batch_size)
+    alone = one_machine(costs, work.samples, profile.plain.step_s, step_s)
+    spread = spread_of_ratio(profile.plain, profile.worker.epochs)
+    return alone, compare(algorithms, with_overhead(costs, profile.worker), work.samples, alone, spread)
 
 
 def _write(page: Path, text: str) -> None:
@@ -96,13 +115,6 @@ def _write(page: Path, text: str) -> None:
         page.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--html: expected a file that can be written. Received: {error}.") from None
-
-
-def _profiled(profile: Profile, work: ProfiledWork, count: int | None) -> str:
-    step_ms, overhead_ms = 1000 * profile.step.seconds(work.batch_size), 1000 * profile.step.alpha_s
-    measured = f"step_ms = {step_ms:.3g}, overhead_ms = {overhead_ms:.2g}, apply_ms = {1000 * profile.apply_s:.2g}"
-    measured += f", Keras' own step {1000 * profile.plain_s:.3g} ms"
-    return f"measured here: {measured}" + (f"; {count} machines like this one, each to itself" if count else "")
 
 
 def _seen(context: click.Context, script: Script, options: Options, *, profiled: bool) -> ProfiledWork:

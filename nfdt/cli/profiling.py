@@ -16,7 +16,6 @@ from nfdt.core.program.state import load_state
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.specs.presets import DEFAULT_PRESET
 from nfdt.core.training.host_batches import map_arrays, rows_of
-from nfdt.core.training.plain_step import plain_step
 from nfdt.core.training.steps import make_step
 from nfdt.schedulers import StepTime
 from nfdt.shard.building import build_store
@@ -28,13 +27,13 @@ BUDGET_S = 5.0
 
 
 def profile(program: PackedProgram, batch: Any, *, clock: Clock | None = None, budget_s: float = BUDGET_S) -> Profile:
-    """Measure a program's gradients on one of its own batches, its updates with the default rule, and Keras' own steps.
+    """Measure a program's gradients on one of its own batches, and its updates with the default rule.
 
     Args:
         program: The captured model.
         batch: A pytree of arrays as ``train_step`` takes it.
         clock: Clock of real seconds.
-        budget_s: Seconds for gradients after the warm-up, for updates and for Keras' steps each; at least one is made.
+        budget_s: Seconds for gradients after the warm-up and for updates each; at least one is made.
     """
     clock = clock or SystemClock()
     manifest, read = program.manifest, program.artifacts.__getitem__
@@ -58,8 +57,7 @@ def profile(program: PackedProgram, batch: Any, *, clock: Clock | None = None, b
         clients.append(clients.pop(0))  # in turn, so that every gradient is delayed and compensated
         clients[0].push(gradient, samples=rows_of(batch))
 
-    plain = plain_step(unpack.unpack(manifest, read, allow_code=True), batch)
-    return Profile(line, median(measure([apply], clock, budget_s)[0]), median(measure([plain], clock, budget_s)[0]))
+    return Profile(line, median(measure([apply], clock, budget_s)[0]))
 
 
 def measure_step(compute: Callable[[int], None], batch_size: int, clock: Clock, budget_s: float) -> StepTime:

@@ -18,12 +18,14 @@ from nfdt_client.session import Session
 from nfdt_client.specify import Submission
 from nfdt_client.training_data import Arrays, Stream
 
+from nfdt.cli.measured_epochs import RepeatedBatch, plain_epochs, worker_epochs
 from nfdt.cli.profiling import profile
 from nfdt.cli.script import Script, run_script
-from nfdt.cli.work import ProfiledWork
+from nfdt.cli.work import Profile, ProfiledWork
 from nfdt.core.errors import UsageError
 from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.pack import pack
+from nfdt.core.program.pack import PackedProgram, pack
+from nfdt.core.program.unpack import unpack
 from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.training.data import encode_batch
 from nfdt.core.training.host_batches import rows_of
@@ -127,13 +129,31 @@ class FitProbe(Session):
     def _open(self, undo: contextlib.ExitStack) -> None:
         """Do nothing; there is no server."""
 
+    def fit(self, original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Capture the fit; ``original`` is Keras' own."""
+        self._original = original
+        return super().fit(original, model, args, kwargs)
+
     def _fit(self, model: Any, arguments: dict[str, Any], fallback: Fallback) -> Any:
         captured = capture(model, arguments, self.options)
         batch = captured.sample_batch()
         program = pack(model, batch)  # builds the model
         weights = sum(int(math.prod(v.shape)) for v in model.trainable_variables)
-        samples, measured = self._samples(captured, batch), profile(program, batch) if self._profiled else None
+        samples = self._samples(captured, batch)
+        measured = self._measured(model, program, batch, samples) if self._profiled else None
         raise FitCaptured(ProfiledWork(rows_of(batch), samples, weights, measured))
+
+    def _measured(self, model: Any, program: PackedProgram, batch: Any, samples: int) -> Profile:
+        found = profile(program, batch)
+        rows = rows_of(batch)
+        data = RepeatedBatch.of(batch, -(-samples // rows), found.step.seconds(rows))
+        if data is None:
+            return found
+        copy = unpack(program.manifest, program.artifacts.__getitem__, allow_code=True)
+        before = plain_epochs(self._original, copy, data)
+        worker = worker_epochs(self._original, model, data, self.options, found.step)
+        after = plain_epochs(self._original, copy, data)  # other load may come and go
+        return replace(found, plain=before + after, worker=worker)
 
     @staticmethod
     def _samples(captured: Capture, batch: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nfdt.planning.calibration import MeasuredEpochs, MeasuredWorker, step_of
 from nfdt.schedulers import StepTime
 
 
@@ -14,12 +15,18 @@ class Profile:
     Attributes:
         step: Seconds of a gradient as a function of the samples in its batch.
         apply_s: Seconds that a shard with the whole model takes for a push with its reply.
-        plain_s: Seconds of a step of Keras' own ``fit``, without NFDT.
+        plain: Epochs of Keras' own ``fit``, without NFDT; None: not measured.
+        worker: Epochs of one worker with one shard; None: not measured.
     """
 
     step: StepTime
     apply_s: float
-    plain_s: float
+    plain: MeasuredEpochs | None = None
+    worker: MeasuredWorker | None = None
+
+    def worker_step(self, batch_size: int) -> StepTime:
+        """Return the seconds of a gradient in a worker, which are those measured alone if no worker was measured."""
+        return self.step if self.worker is None else step_of(self.worker, self.step, batch_size)
 
 
 @dataclass(frozen=True)

@@ -114,9 +114,40 @@ def require_compiled(model: Any) -> None:
     model._assert_compile_called("fit")
 
 
-def compile_arguments(model: Any) -> Any:
-    """Return the arguments of ``Model.compile``: ``_compile_config`` records the innermost call."""
-    return model._compile_config.config
+def compiled_arguments(model: Any) -> dict[str, Any]:
+    """Return arguments of ``compile`` with which another model trains as this one, the optimizer left out.
+
+    ``compile`` replaces ``_compile_loss`` and ``_compile_metrics`` only if it is given a loss, or metrics: those of
+    earlier calls stay, while ``_compile_config`` records the last call alone. Metrics that are built keep what they
+    have made of "accuracy" for the targets of their first batch.
+    """
+    loss, metrics = model._compile_loss, model._compile_metrics
+    return {
+        "loss": None if loss is None else loss._user_loss,
+        "loss_weights": None if loss is None else loss._user_loss_weights,
+        "metrics": None if metrics is None else _as_built(metrics, metrics._user_metrics, "_flat_metrics"),
+        "weighted_metrics": None
+        if metrics is None
+        else _as_built(metrics, metrics._user_weighted_metrics, "_flat_weighted_metrics"),
+        "run_eagerly": model.run_eagerly,
+        "steps_per_execution": model.steps_per_execution,
+        "jit_compile": model.jit_compile,
+    }
+
+
+def _as_built(metrics: Any, given: Any, attribute: str) -> Any:
+    """Return the metrics of each output where "accuracy" was one of those given and has become one of its classes.
+
+    ``_flat_metrics`` has one ``MetricsList`` per output, in an order that ``compile`` accepts where the outputs are a
+    flat list or dictionary, as ``_resolved_output_names`` tells.
+    """
+    ambiguous = any(str(leaf).lower() in ("accuracy", "acc") for leaf in keras.tree.flatten(given or []))
+    if not ambiguous or not metrics.built:
+        return given
+    found = [held and list(held.metrics) for held in getattr(metrics, attribute)]
+    if len(found) == 1:
+        return found[0]
+    return found if metrics._resolved_output_names is not None else given
 
 
 def build_symbolically(model: Any, specs: Any) -> None:

@@ -21,6 +21,7 @@ _REMEDIES: Mapping[str, str] = MappingProxyType(
         "shard": "more shards help (shards=2)",
         "allreduce": "send fewer bytes (codec='fp16'), or take an algorithm without a barrier (ddc-asgd)",
         "slowest worker": "take an algorithm without a barrier (ddc-asgd, auto), or batch='dbs'",
+        "ends of epochs": "longer epochs help (more samples, or a greater steps_per_epoch)",
     }
 )
 
@@ -30,7 +31,7 @@ class Bottleneck:
     """Part of a cluster that limits a preset.
 
     Attributes:
-        part: ``compute``, ``links``, ``latency``, ``shard``, ``allreduce``, or ``slowest worker``.
+        part: ``compute``, ``links``, ``latency``, ``shard``, ``allreduce``, ``slowest worker``, or ``ends of epochs``.
         share: Part of an epoch's seconds that would be saved without it; of ``compute`` what no other part takes.
     """
 
@@ -84,6 +85,10 @@ def _without_allreduce(cluster: Cluster) -> Cluster:
     return replace(cluster, allreduce_s=0.0)
 
 
+def _without_ends(cluster: Cluster) -> Cluster:
+    return replace(cluster, epoch_end_s=0.0)
+
+
 def _equal_workers(cluster: Cluster) -> Cluster:
     """Return a cluster with the same speed in all, of equal workers without jitter."""
     batch = cluster.local_batch
@@ -99,5 +104,6 @@ _WITHOUT: Mapping[str, Callable[[Cluster], Cluster]] = MappingProxyType(
         "shard": _without_shard,
         "allreduce": _without_allreduce,
         "slowest worker": _equal_workers,
+        "ends of epochs": _without_ends,
     }
 )

@@ -66,6 +66,7 @@ class Cluster:
         allreduce_s: Seconds to average a gradient among all workers; also within a group that spans machines.
         links: Shared links.
         network: Machines of the workers by index, and the cost of rings on one of them.
+        epoch_end_s: Seconds of every epoch in which no step is made.
     """
 
     workers: tuple[WorkerCost, ...]
@@ -74,6 +75,7 @@ class Cluster:
     allreduce_s: float = 0.0
     links: tuple[SharedLink, ...] = ()
     network: RingNetwork = RingNetwork()
+    epoch_end_s: float = 0.0
 
     def ring_s(self, members: Sequence[int]) -> float:
         """Return the seconds to average a gradient within a group; on one machine of several it is a local ring's."""

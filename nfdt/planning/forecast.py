@@ -78,6 +78,7 @@ def forecast(algorithm: AlgorithmSpec, cluster: Cluster, samples: int) -> Foreca
     if preset.synchronous:  # rounds come whole
         size = cluster.local_batch * len(cluster.workers)
         epoch_s = -(-samples // size) * size / prediction.samples_per_s
+    epoch_s += cluster.epoch_end_s
     known = prediction.most_staleness == 0 or algorithm.rule_facts.modelled
     factor = prediction.samples_factor if known else None
     loss = expected_loss(measured_as(algorithm), (1 + preset.overlap) * len(cluster.workers) - 1)

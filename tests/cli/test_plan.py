@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from statistics import median
 
 import pytest
 from click.testing import CliRunner
@@ -19,6 +21,13 @@ try:
 except Exception:
     pass
 print("never")
+"""
+
+SPARSE = """
+import keras, numpy as np, scipy.sparse
+model = keras.Sequential([keras.Input((3,), sparse=True), keras.layers.Dense(2)])
+model.compile("sgd", "mse")
+model.fit(scipy.sparse.csr_matrix(np.ones((64, 3))), np.ones((64, 2)), batch_size=8)
 """
 
 
@@ -56,7 +65,8 @@ def test_a_plan_needs_a_script_with_a_cluster_or_workers_or_a_job(arguments):
 def test_a_described_cluster_is_planned_without_measuring():
     result = json.loads(planned("--cluster", "c.toml", "--format", "json", "train.py"))
     assert result["workers"] == 4
-    assert result["one_machine"] == {"name": "the fastest worker alone", "samples_per_s": 800, "epoch_s": 0.08}
+    alone = {"name": "the fastest worker alone", "samples_per_s": 800, "epoch_s": 0.08, "sum_of_speeds": 3200}
+    assert result["one_machine"] == alone
     assert result["work"] == {"batch_size": 8, "samples": 64, "weights": 8, "profile": None}
     assert result["recommended"] in result["reason"]
     found = {each["algorithm"]: each for each in result["forecasts"]}
@@ -76,23 +86,54 @@ def test_groups_are_checked_against_the_described_workers():
 
 def test_a_script_alone_is_measured_and_planned_for_machines_like_this_one():
     result = json.loads(planned("--workers", "4", "--algorithm", "asgd", "--format", "json", "train.py"))
-    step, apply_s = result["work"]["profile"]["step"], result["work"]["profile"]["apply_s"]
-    period_s = max((step["alpha_s"] + 8 * step["beta_s"] + apply_s) / 4, apply_s)
-    (found,) = result["forecasts"]
+    profile, alone, (found,) = result["work"]["profile"], result["one_machine"], result["forecasts"]
+    worker, plain = profile["worker"], profile["plain"]
+    assert worker["epochs"]["steps"] == plain["steps"] == 8
+    whole_s = median(worker["epochs"]["seconds"]) / 8
+    assert 0 < worker["exchange_s"] < worker["step_s"] <= whole_s
     assert found["staleness"] == 3
-    assert found["epoch_s"] >= 8 * period_s * 0.999
-    text = planned("--workers", "4", "--algorithm", "asgd", "train.py")
+    assert found["epoch_s"] >= 8 * whole_s - 8 * worker["step_s"]  # the end of an epoch is not divided among workers
+    assert alone["sum_of_speeds"] == pytest.approx(4 * alone["samples_per_s"])
+    assert found["range"][0] <= found["speed_up"] <= found["range"][1] <= 4
+
+
+def test_a_plan_of_short_steps_states_the_measured_share_of_overhead():
+    text = planned("--workers", "2", "--algorithm", "asgd", "train.py")
     assert "measured here: step_ms = " in text
-    assert "4 machines like this one, each to itself" in text
+    assert "2 machines like this one, each to itself" in text
+    (share,) = re.findall(r"overhead rules: (\d+) % of a worker's time here", text)
+    assert f"{share} % of these are not computation" in text
+    assert int(share) >= 25
+
+
+def test_one_worker_is_offered_nothing_that_needs_several():
+    text = planned("--workers", "1", "train.py")
+    assert "left out, because they are for several workers: bsp, ssp, n-softsync, dbs-sgd, h-ps, auto" in text
+    rows = [line.split()[0] for line in text.splitlines()]
+    assert not {"allreduce", "group-sync", "h-ps"} & set(rows)
+    assert "take plain Keras: no row of workers is expected to be faster." in text
+    done = CliRunner().invoke(cli, ["plan", "--workers", "1", "--algorithm", "allreduce", "train.py"])
+    assert done.exit_code == 2
+    assert "expected one that one worker can use, as ddc-asgd. Received: allreduce." in done.output
+
+
+def test_data_that_are_not_dense_are_planned_without_a_measured_worker():
+    Path("sparse.py").write_text(SPARSE)
+    text = planned("--workers", "2", "--algorithm", "asgd", "sparse.py")
+    assert "no worker and no fit of Keras were measured, because the data are not dense arrays" in text
+    assert "the fastest worker alone" in text
 
 
 def test_a_worker_of_half_the_speed_takes_twice_the_measured_time():
     Path("c.toml").write_text("[[workers]]\nspeed = 1\n[[workers]]\nspeed = 0.5\n[shards]\napply_ms = 0\n")
     arguments = ("--cluster", "c.toml", "--algorithm", "allreduce", "--format", "json", "train.py")
     result = json.loads(planned(*arguments))
-    step = result["work"]["profile"]["step"]
-    step_s = step["alpha_s"] + 8 * step["beta_s"]
-    assert result["forecasts"][0]["epoch_s"] == pytest.approx(4 * 2 * step_s)
+    worker, alone = result["work"]["profile"]["worker"], result["one_machine"]
+    compute_s = worker["step_s"] - worker["exchange_s"]
+    end_s = median(worker["epochs"]["seconds"]) - 8 * worker["step_s"]
+    expected_s = 4 * (2 * compute_s + worker["exchange_s"]) + end_s
+    assert result["forecasts"][0]["epoch_s"] == pytest.approx(max(expected_s, alone["epoch_s"] / 1.5))
+    assert alone["sum_of_speeds"] == pytest.approx(1.5 * alone["samples_per_s"])
 
 
 def test_plain_keras_is_the_first_row_and_table_json_and_page_agree():
@@ -101,7 +142,9 @@ def test_plain_keras_is_the_first_row_and_table_json_and_page_agree():
     heads = next(number for number, line in enumerate(text) if line.startswith("algorithm"))
     assert text[heads + 1].startswith("plain Keras")
     page = Path("plan.html").read_text()
-    for cell in text[heads + 2].split()[:5]:
+    cells = re.split(" {2,}", text[heads + 2])
+    assert re.fullmatch(r"[\d.]+ - [\d.]+", cells[3])
+    for cell in cells[:5]:
         assert f"<td>{cell}</td>" in page
     assert "<script" not in page
     speed_up = float(text[heads + 2].split()[2])
@@ -109,7 +152,7 @@ def test_plain_keras_is_the_first_row_and_table_json_and_page_agree():
     assert "times as fast as plain Keras; bottleneck: " in text[-1]
     result = json.loads(planned("--workers", "2", "--algorithm", "asgd", "--format", "json", "train.py"))
     (found,), alone = result["forecasts"], result["one_machine"]
-    assert alone["samples_per_s"] == pytest.approx(8 / result["work"]["profile"]["plain_s"])
+    assert alone["samples_per_s"] == pytest.approx(8 * 8 / median(result["work"]["profile"]["plain"]["seconds"]))
     assert found["speed_up"] == pytest.approx(alone["epoch_s"] / found["epoch_s"])
 
 

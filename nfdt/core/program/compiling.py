@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import keras
 
-from nfdt.core.keras_internals import serialization_lib
+from nfdt.core.keras_internals import compiled_arguments, serialization_lib
+from nfdt.core.program.described import describe_value
 from nfdt.core.program.manifest import Manifest
 
 
-def describe_compilation(model: Any, compile_config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the manifest's ``compile``.
+def describe_compilation(model: Any, *, by_value: bool = False) -> dict[str, Any]:
+    """Return the manifest's ``compile``: what the compiled model trains with, whichever call of ``compile`` gave it.
 
     Args:
         model: A compiled model.
-        compile_config: Compile configuration that Keras serialised; its optimizer is replaced by the model's.
+        by_value: Whether the model itself travels, so that a description is enough of all except the optimizer.
+
+    Raises:
+        CaptureError: Keras cannot serialise a part of it.
     """
-    return {**(compile_config or {}), "optimizer": serialization_lib.serialize_keras_object(model.optimizer)}
+    serialize = serialization_lib.serialize_keras_object
+    arguments = compiled_arguments(model)
+    described = describe_value(arguments) if by_value else serialize(arguments)
+    return {**described, "optimizer": serialize(model.optimizer)}
 
 
 def overrides(model: Any, method: str) -> bool:
@@ -27,7 +33,7 @@ def overrides(model: Any, method: str) -> bool:
 
 
 def compile_model(model: Any, manifest: Manifest, *, safe_mode: bool) -> None:
-    """Compile a model that was rebuilt from its configuration, with the arguments of the user's model."""
+    """Compile a model that was rebuilt from its configuration as the user's model is compiled."""
     config = serialization_lib.deserialize_keras_object(manifest.compile_config, safe_mode=safe_mode)
     # The optimizer in the configuration is already wrapped where necessary.
     keras.Model.compile(model, **config, auto_scale_loss=False)

@@ -4,8 +4,8 @@
 kind                     "config" (Keras only), or "code" (needs a worker that allows code)
 model                    Keras' configuration of the model, without the arguments of compile(); of a model by value its
                          layers with their plain attributes, see ``described.py``
-compile                  the arguments of compile(), with the optimizer that the model has; of a model by value a
-                         description of them, with the optimizer's configuration
+compile                  arguments of compile() that make what the model has, whichever call gave it; of a model by
+                         value a description of them, with the optimizer's configuration
 optimizer                configuration of the (inner) optimizer
 optimizer_attributes     attributes of the (inner) optimizer that differ from those its configuration makes
 optimizer_variables      shape, dtype and owner of each optimizer variable; null where unknown

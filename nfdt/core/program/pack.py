@@ -14,14 +14,14 @@ import keras
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.backends.contract import current
 from nfdt.core.errors import CaptureError, PolicyRefused
-from nfdt.core.keras_internals import compile_arguments, flatten_layers, require_compiled, serialization_lib
+from nfdt.core.keras_internals import flatten_layers, require_compiled, serialization_lib
 from nfdt.core.program.assets import save_assets
 from nfdt.core.program.building import build_model, describe_batch
 from nfdt.core.program.code import digest_sources, dump_objects
 from nfdt.core.program.collect import CustomObjects, collecting
 from nfdt.core.program.compiling import describe_compilation, overrides
 from nfdt.core.program.configured import is_configured
-from nfdt.core.program.described import describe_layers, describe_value
+from nfdt.core.program.described import describe_layers
 from nfdt.core.program.forward_check import record_outputs
 from nfdt.core.program.local_optimizers import (
     Described,
@@ -99,7 +99,8 @@ def _by_config(model: Any, sample_batch: Any) -> Manifest | None:
     try:
         with collecting(found):
             config = serialization_lib.serialize_keras_object(model)
-            compilation = describe_compilation(model, config.pop("compile_config", None))
+            config.pop("compile_config", None)  # the arguments of the last call
+            compilation = describe_compilation(model)
             manifest = Manifest.of(config, compilation, describe_optimizer(model), _describe(model, sample_batch))
     except CaptureError as error:
         logger.debug("%s has no configuration: %s", model.name, error)
@@ -114,7 +115,7 @@ def _by_value(model: Any, sample_batch: Any, artifacts: dict[str, bytes], local:
     """
     found = CustomObjects()
     with collecting(found):
-        compilation = describe_compilation(model, describe_value(compile_arguments(model)))
+        compilation = describe_compilation(model, by_value=True)
         entries = describe_optimizer(model) if local is None else local_entries(model, local)
         manifest = Manifest.of(describe_layers(model), compilation, entries, _describe(model, sample_batch, local))
     optimizers = {id(inner_optimizer(model)): INNER_OPTIMIZER, id(model.optimizer): OPTIMIZER} if local is None else {}

@@ -1,4 +1,4 @@
-"""Plugin of pytest: every test runs plain, or inside an NFDT session; each outcome is a line of a JSON file.
+"""Plugin of pytest: the tests that call ``fit`` run plain, or inside NFDT sessions; outcomes are lines of a JSON file.
 
 Environment: ``CONFORMANCE_OUT`` names the file, ``CONFORMANCE_WORKERS`` the number of workers (0: plain),
 ``CONFORMANCE_OPTIONS`` further options of the sessions as JSON.
@@ -7,6 +7,8 @@ Environment: ``CONFORMANCE_OUT`` names the file, ``CONFORMANCE_WORKERS`` the num
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import json
 import os
 import sys
@@ -23,7 +25,8 @@ from nfdt_client.session import Session
 from nfdt_client.specify import Submission
 
 from nfdt.core.wire.jobs_pb2 import SubmitReply
-from tests.support.conformance.outcome_file import write_outcome
+from tests.support.conformance.fit_calls import tests_that_fit
+from tests.support.conformance.outcome_file import write_collected, write_outcome
 
 MARKERS = ("requires_trainable_backend", "multi_device")
 
@@ -76,6 +79,20 @@ class Sessions:
         if self._server is not None:
             self._server.stop()
 
+    @pytest.hookimpl
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        fitting = functools.cache(lambda file: tests_that_fit(file.read_text(encoding="utf-8")))
+        items[:] = [item for item in items if written_name(item) in fitting(item.path)]
+
+    @pytest.hookimpl
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        write_collected(self._out, [item.nodeid for item in session.items])
+
+    @pytest.hookimpl
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            write_outcome(self._out, report)
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Any:
         session = CountingSession(self._options, self._server) if self._options else None
@@ -88,6 +105,11 @@ class Sessions:
     @pytest.hookimpl
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         write_outcome(self._out, report, self._fits)
+
+
+def written_name(item: pytest.Item) -> str:
+    """Return the name of a test's function in its file; parameters that decorators add are no part of it."""
+    return str(inspect.unwrap(item.obj).__code__.co_name)  # type: ignore[attr-defined]
 
 
 def skip_if_backend(name: str, reason: str) -> Callable[[Any], Any]:
