@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from tests.support.conformance import written_files
 from tests.support.conformance.__main__ import main
+from tests.support.conformance.fit_calls import find_fitting_tests
+from tests.support.conformance.fit_difference import Tolerance, difference
 from tests.support.conformance.horovod_suite import judge_ranks
 from tests.support.conformance.keras3_spelling import as_keras3, reason_not_comparable
 from tests.support.conformance.outcome_file import read_outcomes, write_collected, write_outcome
-from tests.support.conformance.script_suite import difference, error_line
+from tests.support.conformance.script_suite import Run, error_line, judged
 from tests.support.conformance.verdicts import Outcome, Row, judge, table
 from tests.support.horovod_scripts import needs_horovod
 from tests.support.scripts import DEADLINE_S
@@ -30,6 +34,12 @@ if {distributed}:
     model.fit(x, x[:, :1], epochs=2, verbose=0)
 if "nfdt_client" in sys.modules and {fails}:
     raise RuntimeError("another result")
+"""
+
+FILE = """
+model.save("m.keras")
+if "nfdt_client" in sys.modules:
+    open("more.txt", "w").close()
 """
 
 THREAD = SCRIPT.format(distributed=True, fails=False).replace(
@@ -58,25 +68,121 @@ def test_a_table_without_problems_is_one_line():
     assert table("these", [Row("a", "pass")]) == "these: 1 of 1 pass, 0 refused, 0 wrong"
 
 
-def fit(loss=1.0, epochs=2, **logs):
-    return {"epochs": epochs, "logs": {"loss": loss, **logs}}
+def fit(epochs=(0, 1), **logs):
+    return {"epochs": list(epochs), "logs": [[name, values] for name, values in logs.items()]}
 
 
 @pytest.mark.parametrize(
     ("received", "text"),
     [
-        ([fit(1.1, val_loss=0.6)], ""),
-        ([fit(3.0, val_loss=0.5)], "fit 1: loss 1 plain, 3 distributed"),
-        ([fit(val_loss=9.0)], "fit 1: val_loss 0.5 plain, 9 distributed"),
-        ([fit(epochs=1)], "fit 1: 2 epochs plain, 1 distributed"),
-        ([fit(accuracy=0.5)], "fit 1: logs"),
-        ([], "1 fits plain, 0 distributed"),
+        (fit(loss=[2.1, 1.1], f1=[[0.5, 0.7], [0.5, 0.7]]), ""),
+        (fit(loss=[2.0, 1.3], f1=[[0.5, 0.7], [0.5, 0.7]]), "loss of epoch 2: 1. plain, 1.3 distributed"),
+        (fit(loss=[2.7, 1.0], f1=[[0.5, 0.7], [0.5, 0.7]]), "loss of epoch 1: 2. plain, 2.7 distributed"),
+        (fit(loss=[2.0, 1.0], f1=[[0.5, 0.7], [0.5, 0.2]]), "f1 of epoch 2: [0.5, 0.7] plain, [0.5, 0.2] distributed"),
+        (fit(loss=[2.0, 1.0], f1=[0.5, 0.5]), "f1 of epoch 1: [0.5, 0.7] plain, 0.5 distributed"),
+        (fit((0,), loss=[2.0], f1=[[0.5, 0.7]]), "epochs [0, 1] plain, [0] distributed"),
+        (fit((2, 3), loss=[2.0, 1.0], f1=[[0.5, 0.7], [0.5, 0.7]]), "epochs [0, 1] plain, [2, 3] distributed"),
+        (fit(f1=[[0.5, 0.7], [0.5, 0.7]], loss=[2.0, 1.0]), "logs ['loss', 'f1'] plain, ['f1', 'loss'] distributed"),
+        (fit(loss=[2.0, 1.0]), "logs ['loss', 'f1'] plain, ['loss'] distributed"),
+        (fit(loss=[2.0, 1.0], f1=[[0.5, 0.7]]), "f1: 2 values plain, 1 distributed"),
     ],
 )
 def test_histories_are_compared(received, text):
-    found = difference([fit(val_loss=0.5)], received)
-    assert found.startswith(text)
-    assert bool(found) == bool(text)
+    plain = fit(loss=[2.0, 1.0], f1=[[0.5, 0.7], [0.5, 0.7]])
+    assert difference([plain], [received], Tolerance(0.2, 0.0)) == (f"fit 1: {text}" if text else "")
+
+
+def test_a_plain_loss_that_is_not_finite_is_not_compared():
+    assert difference([fit(loss=[np.nan, np.inf])], [fit(loss=[9.0, np.nan])], Tolerance(0.1, 0.0)) == ""
+    assert difference([fit(loss=[1.0, 1.0])], [fit(loss=[1.0, np.nan])], Tolerance(0.1, 0.0)) != ""
+
+
+def test_each_fit_has_a_partner():
+    assert difference([fit(loss=[1.0, 1.0])], [], Tolerance.of(1)) == "1 fits plain, 0 distributed"
+
+
+def test_one_worker_is_held_to_less():
+    plain, received = [fit(loss=[1.0, 1.0])], [fit(loss=[1.0, 1.2])]
+    assert difference(plain, received, Tolerance.of(2)) == ""
+    assert difference(plain, received, Tolerance.of(1)) == "fit 1: loss of epoch 2: 1. plain, 1.2 distributed"
+
+
+def test_files_that_a_script_wrote_are_those_that_are_new_or_changed(tmp_path):
+    before, after = tmp_path / "before", tmp_path / "after"
+    for folder in (before, after):
+        (folder / "logs").mkdir(parents=True)
+        (folder / "script.py").write_text("x")
+        (folder / "log.csv").write_text("epoch,loss\n")
+    (after / "log.csv").write_text("epoch,loss\n0,1.5\n1,1.2\n")
+    (after / "logs" / "events.out.tfevents.1795692810.host-3.7450.0.v2").write_text("")
+    np.save(after / "y.npy", np.zeros((2, 3), "float32"))
+    found = written_files.written(after, before)
+    assert found == {
+        "log.csv": "2 lines below 'epoch,loss'",
+        "logs/events.out.tfevents.N.0.v2": "",
+        "y.npy": "(2, 3) float32",
+    }
+    assert written_files.difference(found, found) == ""
+    assert written_files.difference(found, {**found, "x": ""}) == "x: written only distributed"
+    assert written_files.difference({**found, "x": ""}, found) == "x: written only plain"
+    shorter = {**found, "log.csv": "1 lines below 'epoch,loss'"}
+    assert written_files.difference(found, shorter).startswith("log.csv: 2 lines")
+
+
+def test_saved_models_have_the_form_of_their_weights(tmp_path):
+    import keras
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    for name in ("m.keras", "m.weights.h5", "other.h5"):
+        path = tmp_path / name
+        path.write_bytes(b"torn") if name == "other.h5" else model.save_weights(path) if ".weights" in name else (
+            model.save(path)
+        )
+    assert "model.weights.h5" in written_files.form(tmp_path / "m.keras")
+    assert "(2, 1)" in written_files.form(tmp_path / "m.weights.h5")
+    assert written_files.form(tmp_path / "other.h5") == "cannot be read"
+
+
+def test_a_distributed_run_has_to_leave_what_the_plain_one_left():
+    fits, files = [fit(loss=[1.0, 1.0])], {"m.keras": "a"}
+    plain = Run(Outcome(True, fits=1), fits, files)
+    assert judged(plain, plain, 2) == plain.outcome
+    assert judged(plain, Run(Outcome(True, fits=0), fits, files), 2).line == "0 of 1 fits distributed"
+    assert judged(plain, Run(Outcome(True, fits=1), fits), 2).line == "m.keras: written only plain"
+    assert judged(plain, Run(Outcome(True, fits=1), [fit(loss=[1.0, 9.0])], files), 2).line.startswith("fit 1: loss")
+    refused = Outcome(False, refused=True, line="CaptureError: y")
+    assert judged(plain, Run(refused), 2) == refused
+
+
+KERAS_TESTS = """
+class Tests(TestCase):
+    def test_direct(self):
+        with self.subTest("x"):
+            self.make().fit(x, y)
+
+    def test_through_a_method(self):
+        self._check("adam")
+
+    def test_through_a_function(self):
+        for case in cases:
+            run(case)
+
+    def test_of_the_name(self):
+        self.fit_nothing()
+
+    def test_predict(self):
+        self.make().predict(x)
+
+    def _check(self, name):
+        run(name)
+
+def run(case):
+    model.fit(case)
+"""
+
+
+def test_tests_that_fit_are_found_in_their_source():
+    assert find_fitting_tests(KERAS_TESTS) == {"test_direct", "test_through_a_method", "test_through_a_function"}
 
 
 def test_the_line_of_an_error_is_found_before_notes_and_tables():
@@ -97,13 +203,15 @@ def test_scripts_of_a_folder_run_plain_and_distributed(tmp_path):
     (folder / "good.py").write_text(SCRIPT.format(distributed=True, fails=False))
     (folder / "other.py").write_text(SCRIPT.format(distributed=True, fails=True))
     (folder / "thread.py").write_text(THREAD)
+    (folder / "file.py").write_text(SCRIPT.format(distributed=True, fails=False) + FILE)
     (folder / "none.py").write_text("print('no model is trained')")
     rows = tmp_path / "rows.jsonl"
     done = CliRunner().invoke(main, ["--json", str(rows), "examples", "--workers", "1", str(folder)])
-    assert done.output.startswith("scripts of scripts: 1 of 3 pass, 0 refused, 2 wrong"), done.output
+    assert done.output.startswith("scripts of scripts on 1 worker: 1 of 4 pass, 0 refused, 3 wrong"), done.output
     found = {row["name"]: row for row in map(json.loads, rows.read_text().splitlines())}
     assert found["good.py"]["verdict"] == "pass"
     assert found["other.py"]["verdict"] == "wrong"
+    assert found["file.py"]["line"] == "more.txt: written only distributed"
     assert found["thread.py"]["line"] == "0 of 1 fits distributed"
     assert "another result" in found["other.py"]["line"]
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
 import click
 
+from nfdt.core.host.machine import versions as installed_versions
+from nfdt.core.specs.presets import DEFAULT_PRESET
 from tests.support.conformance import horovod_suite, keras_suite, script_suite
+from tests.support.conformance.keras_page import PAGE, Record, page
 from tests.support.conformance.verdicts import Row, table
 
 
@@ -20,26 +24,45 @@ def main(context: click.Context, json_file: Path | None) -> None:
 
 
 @main.command()
-@click.option("--checkout", type=click.Path(path_type=Path, exists=True), help="Folder of the package; installed one.")
 @click.option("--packages", type=click.Path(path_type=Path), required=True, help="Packages that only the tests import.")
-@click.option("--workers", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--set", "options", multiple=True, metavar="NAME=VALUE", help="Further option of the sessions.")
-@click.argument("suites", nargs=-1, type=click.Choice(list(keras_suite.SUITES)))
+@click.option("--algorithm", "algorithms", multiple=True, default=("bsp", DEFAULT_PRESET), show_default=True)
+@click.option("--workers", "counts", type=click.IntRange(1), multiple=True, default=(1, 2), show_default=True)
+@click.option(
+    "--hooks", type=click.Choice(["exact", "auto"]), multiple=True, default=("exact", "auto"), show_default=True
+)
+@click.option("--record", is_flag=True, help="Keep the rows beside those of other configurations; write the page.")
+@click.option("-k", "expression", default="", help="Expression of pytest that selects some of the tests.")
+@click.argument("suites", nargs=-1, type=click.Choice(keras_suite.SUITES))
 @click.pass_obj
 def keras(
     json_file: Path | None,
-    checkout: Path | None,
     packages: Path,
-    workers: int,
-    options: tuple[str, ...],
+    algorithms: tuple[str, ...],
+    counts: tuple[int, ...],
+    hooks: tuple[str, ...],
+    record: bool,
+    expression: str,
     suites: tuple[str, ...],
 ) -> None:
-    """Run Keras' own tests of fit and callbacks; by default both."""
-    given = dict(option.split("=", 1) for option in options)
-    folder = checkout or keras_suite.installed()
-    for suite in suites or tuple(keras_suite.SUITES):
-        rows = keras_suite.run(suite, folder.resolve(), workers, packages.resolve(), given)
-        _finish(f"keras {suite}", rows, json_file)
+    """Run Keras' own tests that call fit: those of callbacks, the others ("fit"), or both.
+
+    Each option may be given several times; all combinations are run. Tests that have run plain for the record are not
+    run plain again.
+    """
+    if record and expression:
+        raise click.UsageError("--record: expected all tests of a suite. Received: -k, which leaves some out.")
+    suites = suites or keras_suite.SUITES
+    here = {name: installed_versions()[name] for name in ("python", "keras", "tensorflow")}
+    found = Record.read(here) if record else Record(here)
+    if missing := [suite for suite in suites if suite not in map(keras_suite.suite_of, found.plain)]:
+        found.add_plain(keras_suite.run(missing, keras_suite.PLAIN, packages.resolve(), expression))
+    for parts in itertools.product(algorithms, counts, hooks):
+        configuration = keras_suite.Configuration(*parts)
+        outcomes = keras_suite.run(suites, configuration, packages.resolve(), expression)
+        _finish(f"keras {configuration}", found.judge(configuration, outcomes, suites), json_file)
+        if record:
+            found.write()
+            PAGE.write_text(page(found), encoding="utf-8")
 
 
 @main.command()
@@ -54,13 +77,18 @@ def horovod(json_file: Path | None, packages: Path, ranks: int, checkout: Path) 
 
 
 @main.command()
-@click.option("--workers", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--workers", "counts", type=click.IntRange(1), multiple=True, default=(1, 2), show_default=True)
 @click.option("--deadline", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds for one run.")
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.pass_obj
-def examples(json_file: Path | None, workers: int, deadline: float, folder: Path) -> None:
-    """Run the scripts of a folder that call fit."""
-    _finish(f"scripts of {folder.name}", script_suite.run(folder.resolve(), workers, deadline), json_file)
+def examples(json_file: Path | None, counts: tuple[int, ...], deadline: float, folder: Path) -> None:
+    """Run the scripts of a folder that call fit, each time in a copy of the folder.
+
+    Compared are the numbers of epochs, the names in each History and their order, all values of all metrics, and the
+    files that a script wrote.
+    """
+    for workers, rows in script_suite.run(folder.resolve(), counts, deadline).items():
+        _finish(f"scripts of {folder.name} on {workers} worker{'s' * (workers > 1)}", rows, json_file)
 
 
 def _finish(title: str, rows: list[Row], json_file: Path | None) -> None:

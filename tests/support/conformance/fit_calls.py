@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 
-def tests_that_fit(source: str) -> frozenset[str]:
+def find_fitting_tests(source: str) -> frozenset[str]:
     """Return the names of the tests that call a method ``fit``, or a function of the same file that does.
 
     Functions of the file count by name, be they methods or not. Methods of base classes in other files do not count.

@@ -1,4 +1,4 @@
-"""Record of all ``fit`` calls of a script: run as ``sitecustomize`` it writes their last logs to a JSON file.
+"""Record of all ``fit`` calls of a script: run as ``sitecustomize`` it writes their histories to a JSON file.
 
 It also seeds the generators that models take their first weights from, so that two runs begin alike.
 Its folder is in PYTHONPATH, and ``CONFORMANCE_OUT`` names the file. It imports nothing
@@ -48,11 +48,22 @@ class HistoryFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         out = self._out
 
         def on_train_end(history: Any, logs: Any = None) -> None:
-            last = {name: float(values[-1]) for name, values in history.history.items() if values}
+            logs = [[name, [_plain(value) for value in values]] for name, values in history.history.items()]
             with open(out, "a", encoding="utf-8") as file:
-                file.write(json.dumps({"epochs": len(history.epoch), "logs": last}) + "\n")
+                file.write(json.dumps({"epochs": [int(epoch) for epoch in history.epoch], "logs": logs}) + "\n")
 
         module.History.on_train_end = on_train_end  # type: ignore[attr-defined]
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a history as numbers and lists of numbers; what is no number, as its text."""
+    if hasattr(value, "numpy"):
+        value = value.numpy()
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return value if isinstance(value, int | float) else str(value)
 
 
 def _seed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from tests.support.conformance.verdicts import Outcome
 
 REFUSALS = frozenset(f"nfdt.core.errors.{name}" for name in ("UsageError", "CaptureError", "PolicyRefused"))
+ADDRESS = re.compile(r"\b0x[0-9a-f]+")
 COLLECTED = "no outcome: the process ended before"
 
 
@@ -41,9 +43,16 @@ def read_outcomes(path: Path) -> dict[str, Outcome]:
 
 
 def _first_line(message: str) -> str:
-    """Return the first line of an error, and the last one if Keras has put a traceback between them."""
+    """Return the first line of an error, and the last one if Keras has put a traceback between them.
+
+    Of a file that cannot be imported it is the line of the error in the traceback. Addresses are left out.
+    """
     first, *rest = message.strip().splitlines()
-    return f"{first} {rest[-1].strip()}" if rest and first.endswith("in user code:") else first
+    if raised := [line for line in rest if line.startswith("E  ")]:
+        first = raised[0][1:].strip()
+    elif rest and first.endswith("in user code:"):
+        first = f"{first} {rest[-1].strip()}"
+    return ADDRESS.sub("0x...", first)
 
 
 def _append(path: Path, line: dict[str, Any]) -> None:

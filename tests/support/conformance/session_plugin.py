@@ -25,7 +25,7 @@ from nfdt_client.session import Session
 from nfdt_client.specify import Submission
 
 from nfdt.core.wire.jobs_pb2 import SubmitReply
-from tests.support.conformance.fit_calls import tests_that_fit
+from tests.support.conformance.fit_calls import find_fitting_tests
 from tests.support.conformance.outcome_file import write_collected, write_outcome
 
 MARKERS = ("requires_trainable_backend", "multi_device")
@@ -81,7 +81,7 @@ class Sessions:
 
     @pytest.hookimpl
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        fitting = functools.cache(lambda file: tests_that_fit(file.read_text(encoding="utf-8")))
+        fitting = functools.cache(lambda file: find_fitting_tests(file.read_text(encoding="utf-8")))
         items[:] = [item for item in items if written_name(item) in fitting(item.path)]
 
     @pytest.hookimpl
