@@ -71,7 +71,7 @@ def look_at_batches(callbacks: Sequence[Any]) -> bool:
     return any(saves_at_batches(callback) or looks_at_batches(callback) for callback in callbacks)
 
 
-def choose_mode(mode: str, algorithm: AlgorithmSpec, data: str, callbacks: Sequence[Any], told: set[str]) -> str:
+def choose_mode(mode: str, algorithm: AlgorithmSpec, data: str, callbacks: Sequence[Any], logged: set[str]) -> str:
     """Return ``exact`` in place of ``auto`` where a callback reads batches and nothing prevents it, and log it.
 
     Args:
@@ -79,7 +79,7 @@ def choose_mode(mode: str, algorithm: AlgorithmSpec, data: str, callbacks: Seque
         algorithm: Algorithm of the job.
         data: The option ``data``; workers read datasets in an order of their own.
         callbacks: Callbacks passed to the fit.
-        told: Lines that the session has logged, which are not logged again; new ones are added.
+        logged: Lines that the session has logged, which are not logged again; new ones are added.
     """
     may_be_exact = mode == "auto" and data != "workers" and not _obstacle(algorithm)
     readers = list(filter(reads_batches, callbacks)) if may_be_exact else []
@@ -89,13 +89,13 @@ def choose_mode(mode: str, algorithm: AlgorithmSpec, data: str, callbacks: Seque
         f"{_named(readers)}: the batch hooks read batch numbers, logs or the model, so every batch waits for them "
         "(batch_hooks='exact'), which is slow. With batch_hooks='approximate' they are called some steps late, and "
         "training does not wait.",
-        told,
+        logged,
     )
     return "exact"
 
 
 def plan_pauses(
-    mode: str, algorithm: AlgorithmSpec, callbacks: Sequence[Any], size: int, told: set[str]
+    mode: str, algorithm: AlgorithmSpec, callbacks: Sequence[Any], size: int, logged: set[str]
 ) -> Pauses | None:
     """Plan when training pauses for the batch hooks; None means never. Logs which callbacks are approximate.
 
@@ -104,7 +104,7 @@ def plan_pauses(
         algorithm: Algorithm of the job.
         callbacks: Callbacks of the fit.
         size: Batches between two calls of the hooks (``steps_per_execution``).
-        told: Lines that the session has logged, which are not logged again; new ones are added.
+        logged: Lines that the session has logged, which are not logged again; new ones are added.
     """
     if mode == "exact":
         return lambda done: done + size
@@ -113,7 +113,7 @@ def plan_pauses(
     savers, lookers = list(filter(saves_at_batches, callbacks)), list(filter(looks_at_batches, callbacks))
     obstacle = _obstacle(algorithm)
     if savers and not obstacle:
-        _warn(f"{_named(savers)}: training stands still at the batches after which it saves (batch_hooks).", told)
+        _warn(f"{_named(savers)}: training stands still at the batches after which it saves (batch_hooks).", logged)
     else:
         lookers = [c for c in callbacks if c in savers or c in lookers]
     if lookers:
@@ -125,16 +125,16 @@ def plan_pauses(
         _warn(
             f"{_named(lookers)}: the batch hooks are called some steps late, with weights and logs of a later moment; "
             f"a learning rate that they set counts from then on (batch_hooks='approximate'). {remedy}",
-            told,
+            logged,
         )
     if not savers or obstacle:
         return None
     return lambda done: min(_next_save(saver, done, size) for saver in savers)
 
 
-def _warn(line: str, told: set[str]) -> None:
-    if line not in told:
-        told.add(line)
+def _warn(line: str, logged: set[str]) -> None:
+    if line not in logged:
+        logged.add(line)
         logger.warning("%s", line)
 
 

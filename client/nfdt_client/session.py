@@ -75,7 +75,7 @@ class Session:
         self.options, self._given = options, server
         self._names = names or JobNames(options.job)
         self.fits: list[dict[str, Any]] = []
-        self._told: set[str] = set()  # lines in the log that would repeat from fit to fit
+        self._logged: set[str] = set()  # lines in the log that would repeat from fit to fit
         self._id = uuid.uuid4().hex
         self._idle = True
         self._outer: patch.FitHandler | None = None
@@ -200,7 +200,7 @@ class Session:
         from nfdt.core import keras_internals
 
         options, given = self.options, callbacks.each(arguments["callbacks"])
-        hooks = batch_hooks.choose_mode(options.batch_hooks, options.algorithm, options.data, given, self._told)
+        hooks = batch_hooks.choose_mode(options.batch_hooks, options.algorithm, options.data, given, self._logged)
         captured = capture(model, arguments, replace(options, batch_hooks=hooks), self.allows_code)
         batch = captured.sample_batch()
         check_batch(model, batch)
@@ -215,7 +215,7 @@ class Session:
         fallback.begin(listeners, captured.local_steps)
         each = callbacks.each(listeners)
         size = int(model.steps_per_execution or 1)
-        pauses = batch_hooks.plan_pauses(hooks, options.algorithm, each, size, self._told)
+        pauses = batch_hooks.plan_pauses(hooks, options.algorithm, each, size, self._logged)
 
         board = self._make_board()
 

@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from atexit import _run_exitfuncs
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import _shutdown  # type: ignore[attr-defined]
 from typing import NoReturn
@@ -21,7 +21,7 @@ from typing import NoReturn
 from nfdt.core.host.parent import die_with_parent
 from nfdt.core.host.start_log import note_start
 from nfdt.launch.fork_client import SLOT_MODULE
-from nfdt.launch.fork_server import ForkServer, count_threads
+from nfdt.launch.fork_server import ForkServer, other_threads
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def fork_server_here(requests: socket.socket, environment: Mapping[str, str], lo
     """
     with requests:
         if threading.active_count() > 1:
-            _log.info("Slots are not forked from this process: it has %d threads.", threading.active_count())
+            _warn([thread.name for thread in threading.enumerate() if thread is not threading.main_thread()])
             return None
         sys.stdout.flush()
         sys.stderr.flush()
@@ -92,15 +92,23 @@ def fork_server_here(requests: socket.socket, environment: Mapping[str, str], lo
             end_forked(lambda: _serve(parent, begins, requests, environment, log))
         os.close(begins)
         server = ForkedServer(pid)
-        threads = count_threads()
-        if threads == 1:
+        threads = other_threads()
+        if not threads:
             os.write(begin, b"\n")
         os.close(begin)
-    if threads == 1:
+    if not threads:
         return server
-    _log.info("Slots are not forked from this process: an import has started %d threads.", threads - 1)
+    _warn(threads)
     server.stop()
     return None
+
+
+def _warn(threads: Sequence[str]) -> None:
+    _log.warning(
+        "Workers start some seconds later: they are not forked from this process, because something that it imported "
+        "has started threads (%s).",
+        ", ".join(threads),
+    )
 
 
 def _serve(parent: int, begins: int, requests: socket.socket, environment: Mapping[str, str], log: Path) -> int:

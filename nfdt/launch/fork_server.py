@@ -8,6 +8,7 @@ It never receives a job, and ends with its launcher.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import json
@@ -17,6 +18,8 @@ import selectors
 import signal
 import socket
 import sys
+import threading
+from pathlib import Path
 from typing import Any
 
 from nfdt.core.host.parent import die_with_parent
@@ -117,16 +120,21 @@ class ForkServer:
         os.close(log)
 
 
-def count_threads() -> int:
-    """Return the number of threads of this process, with those that no Python code has started."""
-    return len(os.listdir("/proc/self/task"))
+def other_threads() -> list[str]:
+    """Return the names of the threads of this process except this one, with those that no Python code has started."""
+    found = []
+    for thread in os.listdir("/proc/self/task"):
+        if int(thread) != threading.get_native_id():
+            with contextlib.suppress(OSError):  # it has ended
+                found.append(Path(f"/proc/self/task/{thread}/comm").read_text().strip())
+    return found
 
 
 def _require_one_thread() -> None:
-    if (threads := count_threads()) > 1:
+    if others := other_threads():
         raise RuntimeError(
-            f"Fork server: expected one thread before a fork. Received: {threads}; something that was imported starts "
-            "threads. Slots are started without a fork server now."
+            f"Fork server: expected one thread before a fork. Received others: {', '.join(others)}; something that was "
+            "imported starts threads. Slots are started without a fork server now."
         )
 
 

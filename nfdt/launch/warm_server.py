@@ -33,7 +33,7 @@ from nfdt.core.host.warm import (
     socket_name,
 )
 from nfdt.launch.fork_here import FORK_SERVER_LOG, end_forked, fork_server_here, import_slots, keep_descriptors
-from nfdt.launch.fork_server import count_threads
+from nfdt.launch.fork_server import other_threads
 from nfdt.launch.forked_children import ForkedChildren
 
 _log = logging.getLogger(__name__)
@@ -108,8 +108,8 @@ class WarmServerProcess:
         connection.close()
 
     def _fork(self, connection: socket.socket, request: dict[str, Any], descriptors: list[int]) -> None:
-        if (threads := count_threads()) > 1:
-            raise OSError(f"expected one thread before a fork. Received: {threads}")
+        if others := other_threads():
+            raise OSError(f"expected one thread before a fork. Received others: {', '.join(others)}")
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:

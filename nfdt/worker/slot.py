@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nfdt.core.errors import NfdtError, NotInstalled, ServerUnreachable
-from nfdt.core.host.fast_imports import not_importing, quick_imports
+from nfdt.core.host.fast_imports import not_importing, quick_imports, without_allocator_threads
 from nfdt.core.host.keras_backend import TENSORFLOW, VARIABLE, current_backend
 from nfdt.core.host.machine import give_back_memory
 from nfdt.core.host.parent import die_with_parent
@@ -239,7 +239,8 @@ def load(role: str = "", *, serves_scripts: bool = False) -> None:
             TensorFlow import for themselves and slots do not use, which takes a third of the time.
     """
     unused = _NOT_IN_SLOTS - {current_backend().name}
-    with quick_imports(), nullcontext() if serves_scripts else not_importing(*sorted(unused)):
+    optional = nullcontext() if serves_scripts else not_importing(*sorted(unused))
+    with quick_imports(), without_allocator_threads(), optional:
         import keras
 
         if keras.backend.backend() == TENSORFLOW:

@@ -260,7 +260,7 @@ def planned(given, mode="auto", algorithm=DDC, size=1):
     return plan_pauses(mode, algorithm, given, size, set())
 
 
-def test_the_session_says_once_which_hooks_are_late(session, fake, model, caplog):
+def test_a_session_logs_once_which_hooks_are_late(session, fake, model, caplog):
     for _ in range(3):
         model.fit(X, Y, verbose=0, callbacks=[BatchHookLog()])
     model.fit(X, Y, verbose=0, callbacks=[callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)])

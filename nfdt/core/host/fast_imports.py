@@ -1,11 +1,14 @@
-"""Importing large libraries quickly."""
+"""Importing large libraries quickly, and without the threads that they start."""
 
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+_ARROW_OPTIONS = "JE_ARROW_MALLOC_CONF"  # read by the jemalloc of pyarrow when it is loaded; the last value counts
 
 
 @contextmanager
@@ -39,3 +42,17 @@ def not_importing(*names: str) -> Iterator[None]:
     finally:
         for name in absent:
             sys.modules.pop(name, None)
+
+
+@contextmanager
+def without_allocator_threads() -> Iterator[None]:
+    """Let pyarrow, which pandas imports, start no thread that gives unused memory back: no fork would follow then."""
+    theirs = os.environ.get(_ARROW_OPTIONS)
+    os.environ[_ARROW_OPTIONS] = ",".join(filter(None, [theirs, "background_thread:false"]))
+    try:
+        yield
+    finally:
+        if theirs is None:
+            del os.environ[_ARROW_OPTIONS]
+        else:
+            os.environ[_ARROW_OPTIONS] = theirs
