@@ -222,11 +222,16 @@ class Mirror:
 
     def _send_changes(self) -> None:
         """Send the cluster the changes that callbacks made to the model since the last synchronized state."""
-        if self._known is not None and not self._requests.muted:
-            now, rates = self._fit.state.read(), self._fit.state.local_learning_rates
-            if self._fit.state.differs(self._known, now) or rates != self._local_rates:
+        state = self._fit.state
+        outside = [] if self._requests.muted else state.outside.changed()
+        if outside and self._known is None:  # the model is not that of the cluster
+            self._load(self._job.snapshot())
+        if outside or (self._known is not None and not self._requests.muted):
+            now, rates = state.read(), state.local_learning_rates
+            if outside or state.differs(self._known or now, now) or rates != self._local_rates:
                 self._job.set_state(now)
-            self._known, self._local_rates = now, rates
+                state.outside.sent()
+            self._known, self._local_rates = now if self._fit.watches_weights else None, rates
         self._send_learning_rate()
 
     def _send_learning_rate(self) -> None:

@@ -139,7 +139,6 @@ def _graph(stream: Stream, terms: PlacementTerms) -> GraphData:
 
 
 def _indexed(stream: Stream, dataset: Any, class_weight: Any, terms: PlacementTerms) -> Indexed:
-    from nfdt.core.program.shipped_data import dump_source
     from nfdt_client.training_data import Indexed
 
     name = type(dataset).__name__
@@ -147,4 +146,4 @@ def _indexed(stream: Stream, dataset: Any, class_weight: Any, terms: PlacementTe
         raise UnreadableData(f"{name} does not say how many batches it has (__len__ or num_batches)")
     if not terms.allows_code():
         raise UnreadableData(f"{name} is code, and the server takes none (it was started without --allow-code)")
-    return Indexed(stream, dump_source((dataset, class_weight)), int(dataset.num_batches), stream.first())
+    return Indexed.of(stream, dataset, class_weight)

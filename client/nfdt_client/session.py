@@ -17,6 +17,7 @@ from typing import Any, Self
 from nfdt.core.errors import NfdtError, PolicyRefused, ServerUnreachable, UnreadableData
 from nfdt.core.host.start_log import note_start
 from nfdt.core.program.manifest import Manifest
+from nfdt.core.program.pack import PackedProgram
 from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt_client import batch_hooks, callbacks, evaluation, patch, placement, ring
@@ -36,6 +37,7 @@ from nfdt_client.local_fit import IN_A_FIT, Fallback, LocalFits, may_train_here
 from nfdt_client.mirror import Fit, Mirror, begin_epoch
 from nfdt_client.model_state import ModelState
 from nfdt_client.options import Options
+from nfdt_client.outside import ChangedData, Outside
 from nfdt_client.program_checks import check_local_optimizers, check_shards, look_at_metrics
 from nfdt_client.specify import Submission, specify
 from nfdt_client.start_line import start_line
@@ -217,13 +219,17 @@ class Session:
         board = self._make_board()
 
         def train() -> FitRecord:
-            submission, manifest = self.prepare(captured, batch, initial_epoch, interactive=True)
+            captured.renew()
+            submission, packed = self.prepare(captured, batch, initial_epoch, interactive=True)
+            manifest = packed.manifest
+            data = [ChangedData(captured.changeable.get(name), name) for name in manifest.sources_by_value]
+            outside = Outside([*packed.outside, *data])
             job = self.start(replace(submission, name=name), manifest)
             validate = callbacks.local_validation(captured, listeners)
             fit = Fit(
                 model,
                 listeners,
-                ModelState.of(model, manifest),
+                ModelState.of(model, manifest, outside),
                 initial_epoch,
                 captured.epochs,
                 steps_per_execution=size,
@@ -291,16 +297,16 @@ class Session:
 
     def prepare(
         self, captured: Capture, batch: Any, initial_epoch: int, *, interactive: bool
-    ) -> tuple[Submission, Manifest]:
+    ) -> tuple[Submission, PackedProgram]:
         """Pack the model and check that the server accepts the job, before anything is uploaded.
 
         Returns:
-            The job with its artifacts, and the program's manifest.
+            The job with its artifacts, and its program.
         """
         from nfdt.core.program.local_optimizers import merged_in_rounds
         from nfdt.core.program.pack import pack
 
-        packed = pack(captured.model, batch)
+        packed = pack(captured.model, batch, sources=list(captured.changeable) if interactive else ())
         if self.options.algorithm.consistency_facts.synchronous:
             packed = replace(packed, manifest=merged_in_rounds(captured.model, packed.manifest))
         look_at_metrics(captured, batch, interactive=interactive)
@@ -311,7 +317,7 @@ class Session:
         submission = specify(
             captured, packed, self.options, cluster=cluster, initial_epoch=initial_epoch, interactive=interactive
         )
-        return submission, packed.manifest
+        return submission, packed
 
     def has_free_workers(self) -> bool:
         """Whether a job can start now: its server is this session's own, or has enough free slots."""

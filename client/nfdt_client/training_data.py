@@ -13,6 +13,7 @@ from nfdt.core.training.host_batches import as_batch, is_composite, leaves, map_
 
 if TYPE_CHECKING:
     from nfdt.core.program.shipped_data import ShippedSource
+    from nfdt.core.program.source_watch import SourceWatch
     from nfdt_client.dataset_capture import ShippedDataset
 
 
@@ -98,16 +99,47 @@ class Indexed:
 
     Attributes:
         stream: The same data, read in this process.
-        shipped: The pickled pair of the dataset and ``class_weight``.
-        batches: Number of batches of one pass.
+        source: The pair of the dataset and ``class_weight``.
+        shipped: This pair, pickled.
+        watch: Watch on this pair since then.
+        whole: Number of batches of the dataset.
         sample: First batch.
+        most: Largest number of batches of one pass; None: all.
     """
 
     stream: Stream
+    source: tuple[Any, Any]
     shipped: ShippedSource
-    batches: int
+    watch: SourceWatch
+    whole: int
     sample: Any
+    most: int | None = None
     where = "workers"
+
+    @classmethod
+    def of(cls, stream: Stream, dataset: Any, class_weight: Any) -> Indexed:
+        """Pickle a dataset as it is now.
+
+        Raises:
+            UnreadableData: it cannot be pickled.
+        """
+        from nfdt.core.program.shipped_data import dump_source
+        from nfdt.core.program.source_watch import SourceWatch
+
+        source = dataset, class_weight
+        whole = int(dataset.num_batches)
+        return cls(stream, source, dump_source(source), SourceWatch(source), whole, stream.first())
+
+    def renewed(self) -> Indexed:
+        """Return the same data, pickled again if the script has changed them since."""
+        if not self.watch.changed():
+            return self
+        return replace(Indexed.of(self.stream, *self.source), most=self.most)
+
+    @property
+    def batches(self) -> int:
+        """Number of batches of one pass."""
+        return self.whole if self.most is None else min(self.most, self.whole)
 
     @property
     def batch_size(self) -> int:
@@ -116,7 +148,7 @@ class Indexed:
 
     def head(self, batches: int) -> Indexed:
         """Return the first ``batches`` batches."""
-        return replace(self, batches=min(batches, self.batches))
+        return replace(self, most=min(batches, self.batches))
 
     def first(self) -> Any:
         """Return the first batch."""

@@ -14,6 +14,7 @@ import logging
 import platform
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
@@ -34,6 +35,21 @@ _REMEDY = (
 Missing = dict[int, tuple[tuple[str, ...], dict[str, Any]]]
 
 
+@dataclass(frozen=True)
+class Pickled:
+    """An object that :func:`dump_objects` has pickled.
+
+    Attributes:
+        data: The pickle.
+        code: The script's own functions and classes in it.
+        variables: The variables in it, in an order that :func:`load_with_variables` keeps.
+    """
+
+    data: bytes
+    code: list[Any]
+    variables: list[Any]
+
+
 def digest_sources(code: Collection[Any]) -> dict[str, str]:
     """Return a digest of the source texts of functions and classes by their name; pickles differ between processes."""
     texts: dict[str, list[str]] = {}
@@ -49,18 +65,13 @@ def _source(obj: Any) -> str:
         return ""
 
 
-def dump_objects(
-    root: Any, references: Mapping[int, str] | None = None, valueless: Collection[int] = ()
-) -> tuple[bytes, list[Any]]:
+def dump_objects(root: Any, references: Mapping[int, str] | None = None, valueless: Collection[int] = ()) -> Pickled:
     """Pickle an object by value, with the modules of the user's own program that define it.
 
     Args:
         root: The object.
         references: Name of each object, by its ``id``, that :func:`load_objects` gets by this name.
         valueless: ``id`` of each Keras variable that is sent without its value.
-
-    Returns:
-        The pickle, and the functions and classes that it contains.
 
     Raises:
         CaptureError: a part cannot be pickled; the message names it.
@@ -81,7 +92,8 @@ def dump_objects(
                 missing = {**missing, **found}
                 continue
             own = {*cloudpickle.list_registry_pickle_by_value(), "__main__", "__mp_main__"}
-            return file.getvalue(), [obj for obj in pickler.code.values() if obj.__module__ in own]
+            code = [obj for obj in pickler.code.values() if obj.__module__ in own]
+            return Pickled(file.getvalue(), code, pickler.variables)
 
 
 def _unsendable(met: Sequence[Any], root: Any, references: Mapping[int, str], known: Missing) -> Missing:
@@ -158,7 +170,14 @@ def load_code(manifest: Manifest, read: Callable[[str], bytes], *, allow_code: b
 
 
 def load_objects(manifest: Manifest, artifact: str, read: Callable[[str], bytes], references: Mapping[str, Any]) -> Any:
-    """Inverse of :func:`dump_objects`; the caller has checked that code is allowed.
+    """Inverse of :func:`dump_objects`; see :func:`load_with_variables`."""
+    return load_with_variables(manifest, artifact, read, references)[0]
+
+
+def load_with_variables(
+    manifest: Manifest, artifact: str, read: Callable[[str], bytes], references: Mapping[str, Any]
+) -> tuple[Any, list[Any]]:
+    """Return an object that was pickled, and the variables in its pickle; the caller has checked that code is allowed.
 
     Raises:
         VersionMismatch: the objects were pickled by another minor version of Python.
@@ -168,7 +187,8 @@ def load_objects(manifest: Manifest, artifact: str, read: Callable[[str], bytes]
     if theirs != ours:
         raise VersionMismatch(f"Code pickled by Python {theirs} needs Python {theirs} here. Received: Python {ours}.")
     try:
-        return ObjectUnpickler(io.BytesIO(read(artifact)), references.__getitem__).load_all()
+        unpickler = ObjectUnpickler(io.BytesIO(read(artifact)), references.__getitem__)
+        return unpickler.load_all(), unpickler.variables
     except ProtocolError:
         raise
     except Exception as error:

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import platform
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,13 @@ from nfdt.core.program.optimizer import (
 )
 from nfdt.core.program.policy import check_policy
 from nfdt.core.program.state import dump_state
-from nfdt.core.program.untrained import describe_untrained, values_of
+from nfdt.core.program.untrained import (
+    describe_outside,
+    describe_sources,
+    describe_untrained,
+    no_changes,
+    values_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -54,24 +61,27 @@ class PackedProgram:
         manifest: The program's manifest.
         artifacts: Artifacts that the manifest names, by sha256: the state, the code, vocabularies.
         code: Whether the program needs a server that allows code.
+        outside: Variables that the program has besides the model's, in the order of its ``untrained``.
     """
 
     manifest: Manifest
     artifacts: dict[str, bytes]
     code: bool
+    outside: tuple[Any, ...] = ()
 
     def manifest_bytes(self) -> bytes:
         """Return the manifest in its stored form."""
         return self.manifest.to_bytes()
 
 
-def pack(model: Any, sample_batch: Any, *, predicts: bool = False) -> PackedProgram:
+def pack(model: Any, sample_batch: Any, *, predicts: bool = False, sources: Sequence[str] = ()) -> PackedProgram:
     """Make a program of a compiled model; build the model first if necessary.
 
     Args:
         model: The user's model.
         sample_batch: One batch as ``train_step`` will receive it: x, (x, y) or (x, y, sample_weight).
         predicts: Whether the program is for ``predict`` only, whose batches have no targets.
+        sources: Names of the job's data that are code and that the script may change; see ``describe_sources``.
 
     Raises:
         CaptureError: a part of the model cannot be sent; the message names it and the remedy.
@@ -79,16 +89,18 @@ def pack(model: Any, sample_batch: Any, *, predicts: bool = False) -> PackedProg
     """
     local = prepare(model, sample_batch, predicts=predicts)
     artifacts: dict[str, bytes] = {}
-    manifest = None if local else _by_config(model, sample_batch)
-    manifest = manifest or _by_value(model, sample_batch, artifacts, local)
-    state = _store(artifacts, _dump_state(model, manifest))
+    manifest, outside = None if local else _by_config(model, sample_batch), list[Any]()
+    if manifest is None:
+        manifest, outside = _by_value(model, sample_batch, artifacts, local)
+    manifest = manifest.replaced(untrained=[*manifest.untrained, *describe_sources(sources)])
+    state = _store(artifacts, _dump_state(model, manifest, outside))
     manifest = manifest.with_artifacts(
         assets=save_assets(model, lambda data: _store(artifacts, data)),
         state=state,
         check=_check(model, sample_batch, state, artifacts, may_vary=manifest.is_code),
     )
     manifest = manifest.for_prediction() if predicts else manifest
-    return PackedProgram(_normalized(manifest), artifacts, manifest.is_code)
+    return PackedProgram(_normalized(manifest), artifacts, manifest.is_code, tuple(outside))
 
 
 def _by_config(model: Any, sample_batch: Any) -> Manifest | None:
@@ -107,10 +119,13 @@ def _by_config(model: Any, sample_batch: Any) -> Manifest | None:
     return manifest if not found.by_name and _is_allowed(manifest) else None
 
 
-def _by_value(model: Any, sample_batch: Any, artifacts: dict[str, bytes], local: Described | None) -> Manifest:
-    """Return the program with the pickled model; its optimizer is a configuration, from which shards make theirs.
+def _by_value(
+    model: Any, sample_batch: Any, artifacts: dict[str, bytes], local: Described | None
+) -> tuple[Manifest, list[Any]]:
+    """Return the program with the pickled model, and the variables in it that are not the model's.
 
-    Optimizers that step on the workers, ``local``, are pickled with the model.
+    Its optimizer is a configuration, from which shards make theirs. Optimizers that step on the workers, ``local``, are
+    pickled with the model.
     """
     found = CustomObjects()
     with collecting(found):
@@ -118,13 +133,15 @@ def _by_value(model: Any, sample_batch: Any, artifacts: dict[str, bytes], local:
         entries = describe_optimizer(model) if local is None else local_entries(model, local)
         manifest = Manifest.of(describe_layers(model), compilation, entries, _describe(model, sample_batch, local))
     optimizers = {id(inner_optimizer(model)): INNER_OPTIMIZER, id(model.optimizer): OPTIMIZER} if local is None else {}
-    pickled, sources = dump_objects(model, optimizers, {id(variable) for variable in model.variables})
-    custom, own = dump_objects(found.by_name) if found.by_name else (None, [])
-    return manifest.with_code(
-        by_value=_store(artifacts, pickled),
-        code=None if custom is None else _store(artifacts, custom),
-        sources=digest_sources([*sources, *own]),
+    pickled = dump_objects(model, optimizers, {id(variable) for variable in model.variables})
+    custom = dump_objects(found.by_name) if found.by_name else None
+    manifest = manifest.with_code(
+        by_value=_store(artifacts, pickled.data),
+        code=None if custom is None else _store(artifacts, custom.data),
+        sources=digest_sources([*pickled.code, *(custom.code if custom is not None else ())]),
     )
+    outside = describe_outside(pickled.variables)
+    return manifest.replaced(untrained=[*manifest.untrained, *outside]), pickled.variables
 
 
 def _check(
@@ -213,12 +230,12 @@ def _globals() -> dict[str, Any]:
     }
 
 
-def _dump_state(model: Any, manifest: Manifest) -> bytes:
+def _dump_state(model: Any, manifest: Manifest, outside: Sequence[Any]) -> bytes:
     optimizer = [] if manifest.steps_on_workers else inner_optimizer(model).variables
     return dump_state(
         layout_of(model).flatten(values_of(model.trainable_variables)),
         dict(enumerate(values_of(optimizer))),
-        dict(enumerate(values_of(state_variables(model, manifest)))),
+        dict(enumerate([*values_of([*state_variables(model, manifest), *outside]), *no_changes(manifest)])),
     )
 
 
