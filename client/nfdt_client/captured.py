@@ -73,6 +73,11 @@ class Capture:
         return {name: data for name, data in named.items() if isinstance(data, Indexed)}
 
     @property
+    def fixed(self) -> tuple[Any, ...]:
+        """Variables of the data that go with the job as constants."""
+        return self.train.variables if isinstance(self.train, GraphData) else ()
+
+    @property
     def local_validation(self) -> tuple[Any, Any, Any] | None:
         """Validation data that Keras evaluates in this process."""
         return self.validation_data if self.validation is None else None

@@ -11,10 +11,15 @@ import numpy as np
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import UnreadableData
 from nfdt.core.training.merge import MOST_GIVEN_BYTES
-from nfdt_client.training_data import Indexed
+from nfdt_client.training_data import Indexed, own_hook
 
 logger = logging.getLogger(__name__)
 
+OF_DATASET = "the graph of a tf.data.Dataset has it as a constant. Use data='client', which reads the data here."
+OF_SCHEDULE = (
+    "a schedule of the optimizer has it, which runs on the shards. Let the callback set optimizer.learning_rate, or "
+    "use keras.callbacks.LearningRateScheduler."
+)
 _REMEDY = "Use data='client', which reads the data in this process."
 
 
@@ -38,11 +43,13 @@ class Outside:
 
     Args:
         members: The variables and data.
+        fixed: Variables that were sent and cannot be sent again, each with the reason and the remedy.
     """
 
-    def __init__(self, members: Sequence[Member] = ()) -> None:
+    def __init__(self, members: Sequence[Member] = (), fixed: Sequence[tuple[Member, str]] = ()) -> None:
         self._members = members
         self._known = self.read()  # by the cluster
+        self._fixed = [(member, np.array(member.numpy()), why) for member, why in fixed]
 
     def read(self) -> list[Array]:
         """Return a copy of the values."""
@@ -54,6 +61,9 @@ class Outside:
         Raises:
             UnreadableData: the workers cannot have a value; the message names it and the remedy.
         """
+        for member, sent, why in self._fixed:
+            if not _same(member.numpy(), sent):
+                raise UnreadableData(f"{_name(member)} was changed while the workers train with its old value: {why}")
         pairs = zip(self._members, self._known, strict=True)
         return [_name(member) for member, known in pairs if not _same(member.numpy(), known)]
 
@@ -119,24 +129,17 @@ class ChangedData:
 
 def _check(dataset: Any, batches: int) -> None:
     """Raise UnreadableData if copies of a changed dataset would differ from the one in the script."""
-    import keras
-
     name = type(dataset).__name__
-    hooks = [hook for hook in ("on_epoch_begin", "on_epoch_end") if _is_own(dataset, hook, keras.utils.PyDataset)]
-    if hooks:
+    if hook := own_hook(dataset):
         raise UnreadableData(
-            f"{name} was changed while the workers read it, and its {hooks[0]}() changes it there: the changes cannot "
-            f"be put together. {_REMEDY}"
+            f"{name} was changed while the workers read it, and its {hook}() changes it there: the changes cannot be "
+            f"put together. {_REMEDY}"
         )
     if int(dataset.num_batches) != batches:
         raise UnreadableData(
             f"{name} was changed while the workers read it: expected {batches} batches as before. Received: "
             f"{int(dataset.num_batches)}. {_REMEDY}"
         )
-
-
-def _is_own(obj: Any, method: str, base: type) -> bool:
-    return getattr(type(obj), method) is not getattr(base, method) or method in vars(obj)
 
 
 def _name(member: Any) -> str:

@@ -37,7 +37,7 @@ from nfdt_client.local_fit import IN_A_FIT, Fallback, LocalFits, may_train_here
 from nfdt_client.mirror import Fit, Mirror, begin_epoch
 from nfdt_client.model_state import ModelState
 from nfdt_client.options import Options
-from nfdt_client.outside import ChangedData, Outside
+from nfdt_client.outside import OF_DATASET, OF_SCHEDULE, ChangedData, Outside
 from nfdt_client.program_checks import check_local_optimizers, check_shards, look_at_metrics
 from nfdt_client.specify import Submission, specify
 from nfdt_client.start_line import start_line
@@ -223,7 +223,8 @@ class Session:
             submission, packed = self.prepare(captured, batch, initial_epoch, interactive=True)
             manifest = packed.manifest
             data = [ChangedData(captured.changeable.get(name), name) for name in manifest.sources_by_value]
-            outside = Outside([*packed.outside, *data])
+            fixed = [(v, OF_DATASET) for v in captured.fixed] + [(v, OF_SCHEDULE) for v in packed.fixed]
+            outside = Outside([*packed.outside, *data], fixed)
             job = self.start(replace(submission, name=name), manifest)
             validate = callbacks.local_validation(captured, listeners)
             fit = Fit(

@@ -68,8 +68,12 @@ class Stream:
         return keras_internals.tensorflow_dataset(self._iterator)
 
     def first(self) -> Any:
-        """Return the first batch; the first epoch yields it again."""
+        """Return the first batch; the first epoch yields it again, or a new one of a dataset that reads variables."""
+        from nfdt_client.dataset_capture import variables_of
+
         batch = self._iterator.peek()
+        if self.dataset is not None and variables_of(self.dataset):
+            self._iterator.forget_first()
         return as_batch(batch)
 
     def rewind(self) -> None:
@@ -163,11 +167,13 @@ class GraphData:
         stream: The same data, read in this process.
         shipped: The graph and the arrays of its sources.
         batch_size: Number of samples in the first batch; others may have more or fewer.
+        variables: Variables that it reads, with the values that they have now.
     """
 
     stream: Stream
     shipped: ShippedDataset
     batch_size: int
+    variables: tuple[Any, ...] = ()
     where = "workers"
 
     @property
@@ -221,6 +227,16 @@ def check_not_empty(x: Any, y: Any, sample_weight: Any) -> None:
             shape = getattr(leaf, "shape", None)
             if shape is not None and len(shape) and shape[0] == 0:
                 raise UsageError(f"Data: expected at least one sample. Received: {name} of shape {tuple(shape)}.")
+
+
+def own_hook(dataset: Any) -> str:
+    """Return the name of a hook of epochs that a PyDataset has of its own, or ""."""
+    import keras
+
+    base = keras.utils.PyDataset
+    hooks = ("on_epoch_begin", "on_epoch_end")
+    own = [name for name in hooks if getattr(type(dataset), name) is not getattr(base, name) or name in vars(dataset)]
+    return own[0] if own else ""
 
 
 def is_arrays(pytree: Any) -> bool:

@@ -7,7 +7,7 @@ import logging
 import platform
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -62,12 +62,14 @@ class PackedProgram:
         artifacts: Artifacts that the manifest names, by sha256: the state, the code, vocabularies.
         code: Whether the program needs a server that allows code.
         outside: Variables that the program has besides the model's, in the order of its ``untrained``.
+        fixed: Variables of schedules and other objects of the optimizer, whose values are sent once.
     """
 
     manifest: Manifest
     artifacts: dict[str, bytes]
     code: bool
     outside: tuple[Any, ...] = ()
+    fixed: tuple[Any, ...] = ()
 
     def manifest_bytes(self) -> bytes:
         """Return the manifest in its stored form."""
@@ -88,22 +90,21 @@ def pack(model: Any, sample_batch: Any, *, predicts: bool = False, sources: Sequ
         ValueError: Keras' own error: the model is not compiled, or its code does not fit the batch.
     """
     local = prepare(model, sample_batch, predicts=predicts)
-    artifacts: dict[str, bytes] = {}
-    manifest, outside = None if local else _by_config(model, sample_batch), list[Any]()
-    if manifest is None:
-        manifest, outside = _by_value(model, sample_batch, artifacts, local)
+    configured = None if local else _by_config(model, sample_batch)
+    program = configured or _by_value(model, sample_batch, local)
+    manifest, artifacts = program.manifest, program.artifacts
     manifest = manifest.replaced(untrained=[*manifest.untrained, *describe_sources(sources)])
-    state = _store(artifacts, _dump_state(model, manifest, outside))
+    state = _store(artifacts, _dump_state(model, manifest, program.outside))
     manifest = manifest.with_artifacts(
         assets=save_assets(model, lambda data: _store(artifacts, data)),
         state=state,
         check=_check(model, sample_batch, state, artifacts, may_vary=manifest.is_code),
     )
     manifest = manifest.for_prediction() if predicts else manifest
-    return PackedProgram(_normalized(manifest), artifacts, manifest.is_code, tuple(outside))
+    return replace(program, manifest=_normalized(manifest))
 
 
-def _by_config(model: Any, sample_batch: Any) -> Manifest | None:
+def _by_config(model: Any, sample_batch: Any) -> PackedProgram | None:
     """Return the program with the model's configuration, or None if that is not all that the model is."""
     if not is_configured(model):
         return None
@@ -116,32 +117,32 @@ def _by_config(model: Any, sample_batch: Any) -> Manifest | None:
     except CaptureError as error:
         logger.debug("%s has no configuration: %s", model.name, error)
         return None
-    return manifest if not found.by_name and _is_allowed(manifest) else None
+    return PackedProgram(manifest, {}, code=False) if not found.by_name and _is_allowed(manifest) else None
 
 
-def _by_value(
-    model: Any, sample_batch: Any, artifacts: dict[str, bytes], local: Described | None
-) -> tuple[Manifest, list[Any]]:
-    """Return the program with the pickled model, and the variables in it that are not the model's.
+def _by_value(model: Any, sample_batch: Any, local: Described | None) -> PackedProgram:
+    """Return the program with the pickled model; its optimizer is a configuration, from which shards make theirs.
 
-    Its optimizer is a configuration, from which shards make theirs. Optimizers that step on the workers, ``local``, are
-    pickled with the model.
+    Optimizers that step on the workers, ``local``, are pickled with the model.
     """
-    found = CustomObjects()
+    found, artifacts = CustomObjects(), dict[str, bytes]()
     with collecting(found):
         compilation = describe_compilation(model, describe_value(compile_arguments(model)))
         entries = describe_optimizer(model) if local is None else local_entries(model, local)
         manifest = Manifest.of(describe_layers(model), compilation, entries, _describe(model, sample_batch, local))
     optimizers = {id(inner_optimizer(model)): INNER_OPTIMIZER, id(model.optimizer): OPTIMIZER} if local is None else {}
     pickled = dump_objects(model, optimizers, {id(variable) for variable in model.variables})
-    custom = dump_objects(found.by_name) if found.by_name else None
+    custom = dump_objects(found.by_name)
     manifest = manifest.with_code(
         by_value=_store(artifacts, pickled.data),
-        code=None if custom is None else _store(artifacts, custom.data),
-        sources=digest_sources([*pickled.code, *(custom.code if custom is not None else ())]),
+        code=_store(artifacts, custom.data) if found.by_name else None,
+        sources=digest_sources([*pickled.code, *custom.code]),
     )
-    outside = describe_outside(pickled.variables)
-    return manifest.replaced(untrained=[*manifest.untrained, *outside]), pickled.variables
+    outside = pickled.variables
+    manifest = manifest.replaced(untrained=[*manifest.untrained, *describe_outside(outside)])
+    known = {id(variable) for variable in outside}
+    fixed = tuple(variable for variable in custom.variables if id(variable) not in known)
+    return PackedProgram(manifest, artifacts, code=True, outside=tuple(outside), fixed=fixed)
 
 
 def _check(

@@ -7,8 +7,10 @@ long list, too. Whether the rest of large arrays has changed in place is looked 
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import hashlib
+import pickle
 import time
 import types
 import zlib
@@ -85,6 +87,19 @@ class SourceWatch:
         return held is array and before == _checksum(array)
 
 
+def reaches(root: Any, wanted: Collection[Any]) -> bool:
+    """Whether code or objects of the script refer to one of these objects, and may therefore change it.
+
+    Args:
+        root: Where to look, such as callbacks; layers and arrays are not looked into.
+        wanted: Objects; a variable of a backend is also met in the ``keras.Variable`` that holds it.
+    """
+    search = _Search({"__main__", "__mp_main__", *(module.__name__ for module in own_modules())}, wanted)
+    with contextlib.suppress(Exception):  # of the user's __reduce__ or __getstate__
+        search.dump(root)
+    return search.found
+
+
 class _Fingerprint(cloudpickle.Pickler):
     """Pickler whose output is a digest, in which large arrays are samples.
 
@@ -140,6 +155,30 @@ class _Fingerprint(cloudpickle.Pickler):
             return id(obj.__code__), names, held, cells, obj.__defaults__, obj.__kwdefaults__, vars(obj)
         base = obj.__bases__ if isinstance(obj, type) else None
         return base, {key: value for key, value in vars(obj).items() if key not in _OF_PYTHON}
+
+
+class _Search(_Fingerprint):
+    """Walk over all that can be reached; what cannot be pickled is no obstacle."""
+
+    def __init__(self, own: Collection[str], wanted: Collection[Any]) -> None:
+        super().__init__(own)
+        self._wanted = {id(obj) for obj in wanted}
+        self.found = False
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Return what an object refers to."""
+        held = obj.value if isinstance(obj, keras.Variable) else obj
+        if id(obj) in self._wanted or id(held) in self._wanted:
+            self.found = True
+        if isinstance(obj, keras.Layer | keras.Variable | np.ndarray):
+            return _of, ()
+        found = super().reducer_override(obj)
+        if found is not NotImplemented or type(obj) in self.dispatch_table:
+            return found
+        try:
+            return obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        except Exception:
+            return _of, (), list(getattr(obj, "__dict__", {}).values())
 
 
 _OF_PYTHON = ("__dict__", "__weakref__", "_abc_impl", "__builtins__", "__loader__", "__spec__", "__cached__")
