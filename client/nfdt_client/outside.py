@@ -16,6 +16,7 @@ from nfdt_client.training_data import Indexed, own_hook
 logger = logging.getLogger(__name__)
 
 OF_DATASET = "the graph of a tf.data.Dataset has it as a constant. Use data='client', which reads the data here."
+OF_CODE = "it was sent with the code. Use a keras.Variable, or an attribute of a layer or the model."
 OF_SCHEDULE = (
     "a schedule of the optimizer has it, which runs on the shards. Let the callback set optimizer.learning_rate, or "
     "use keras.callbacks.LearningRateScheduler."

@@ -12,12 +12,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from nfdt.core.errors import NfdtError, PolicyRefused, ServerUnreachable, UnreadableData
 from nfdt.core.host.start_log import note_start
 from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.pack import PackedProgram
 from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt_client import batch_hooks, callbacks, evaluation, patch, placement, ring
@@ -37,13 +36,16 @@ from nfdt_client.local_fit import IN_A_FIT, Fallback, LocalFits, may_train_here
 from nfdt_client.mirror import Fit, Mirror, begin_epoch
 from nfdt_client.model_state import ModelState
 from nfdt_client.options import Options
-from nfdt_client.outside import OF_DATASET, OF_SCHEDULE, ChangedData, Outside
+from nfdt_client.outside import OF_CODE, OF_DATASET, OF_SCHEDULE, ChangedData, Outside
 from nfdt_client.program_checks import check_local_optimizers, check_shards, look_at_metrics
 from nfdt_client.specify import Submission, specify
 from nfdt_client.start_line import start_line
 from nfdt_client.tracebacks import hide_frames
 from nfdt_client.training_data import Stream
 from nfdt_client.upload import upload
+
+if TYPE_CHECKING:
+    from nfdt.core.program.pack import PackedProgram
 
 logger = logging.getLogger(__name__)
 
@@ -219,11 +221,15 @@ class Session:
         board = self._make_board()
 
         def train() -> FitRecord:
+            from nfdt.core.program.attributes import CodeValues, runs_eagerly
+
             captured.renew()
             submission, packed = self.prepare(captured, batch, initial_epoch, interactive=True)
             manifest = packed.manifest
             data = [ChangedData(captured.changeable.get(name), name) for name in manifest.sources_by_value]
             fixed = [(v, OF_DATASET) for v in captured.fixed] + [(v, OF_SCHEDULE) for v in packed.fixed]
+            if runs_eagerly(model):
+                fixed.append((CodeValues(packed.functions), OF_CODE))
             outside = Outside([*packed.outside, *data], fixed)
             job = self.start(replace(submission, name=name), manifest)
             validate = callbacks.local_validation(captured, listeners)

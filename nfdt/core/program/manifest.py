@@ -21,7 +21,7 @@ globals                  Keras' own settings (floatx, default dtype policy, ...)
 trainable                which layers, and which variables, are trainable
 layout                   the trainable variables, see ``ParameterLayout``
 untrained                path, shape, dtype, rule and decay of each untrained variable: those of the model, those of
-                         optimizers on workers, those besides the model (as in a loss), then data that are code
+                         optimizers on workers, those besides the model (as in a loss), then what is given as bytes
 input                    the pytree, shapes and dtypes of a batch; ``predicts``: true if it has no targets
 versions                 versions of Python, Keras, TensorFlow
 assets                   per layer index: file name -> artifact (vocabularies)
@@ -313,9 +313,14 @@ class Manifest:
         return [{"rule": entry["rule"], "decay": entry.get("decay")} for entry in self.untrained]
 
     @property
-    def sources_by_value(self) -> list[str]:
-        """Names of the data that are code and that the script may change; the last entries of :attr:`untrained`."""
+    def given(self) -> list[str]:
+        """Names of what only the script changes, as bytes; the last entries of :attr:`untrained`."""
         return [entry["path"] for entry in self.untrained if entry["rule"] == GIVEN]
+
+    @property
+    def sources_by_value(self) -> list[str]:
+        """Names of the data among :attr:`given`."""
+        return [name for name in self.given if name in ("train", "validation")]
 
     @property
     def constraints(self) -> Sequence[Any] | None:

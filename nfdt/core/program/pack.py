@@ -17,6 +17,7 @@ from nfdt.core.backends.contract import current
 from nfdt.core.errors import CaptureError, PolicyRefused
 from nfdt.core.keras_internals import compile_arguments, flatten_layers, require_compiled, serialization_lib
 from nfdt.core.program.assets import save_assets
+from nfdt.core.program.attributes import Attributes, runs_eagerly
 from nfdt.core.program.building import build_model, describe_batch
 from nfdt.core.program.code import digest_sources, dump_objects
 from nfdt.core.program.collect import CustomObjects, collecting
@@ -43,8 +44,8 @@ from nfdt.core.program.optimizer import (
 from nfdt.core.program.policy import check_policy
 from nfdt.core.program.state import dump_state
 from nfdt.core.program.untrained import (
+    describe_given,
     describe_outside,
-    describe_sources,
     describe_untrained,
     no_changes,
     values_of,
@@ -63,6 +64,7 @@ class PackedProgram:
         code: Whether the program needs a server that allows code.
         outside: Variables that the program has besides the model's, in the order of its ``untrained``.
         fixed: Variables of schedules and other objects of the optimizer, whose values are sent once.
+        functions: The script's functions and classes in it.
     """
 
     manifest: Manifest
@@ -70,6 +72,7 @@ class PackedProgram:
     code: bool
     outside: tuple[Any, ...] = ()
     fixed: tuple[Any, ...] = ()
+    functions: tuple[Any, ...] = ()
 
     def manifest_bytes(self) -> bytes:
         """Return the manifest in its stored form."""
@@ -83,7 +86,7 @@ def pack(model: Any, sample_batch: Any, *, predicts: bool = False, sources: Sequ
         model: The user's model.
         sample_batch: One batch as ``train_step`` will receive it: x, (x, y) or (x, y, sample_weight).
         predicts: Whether the program is for ``predict`` only, whose batches have no targets.
-        sources: Names of the job's data that are code and that the script may change; see ``describe_sources``.
+        sources: Names of the job's data that are code and that the script may change; see ``describe_given``.
 
     Raises:
         CaptureError: a part of the model cannot be sent; the message names it and the remedy.
@@ -93,15 +96,17 @@ def pack(model: Any, sample_batch: Any, *, predicts: bool = False, sources: Sequ
     configured = None if local else _by_config(model, sample_batch)
     program = configured or _by_value(model, sample_batch, local)
     manifest, artifacts = program.manifest, program.artifacts
-    manifest = manifest.replaced(untrained=[*manifest.untrained, *describe_sources(sources)])
-    state = _store(artifacts, _dump_state(model, manifest, program.outside))
+    outside = [*program.outside, *([Attributes(model)] if runs_eagerly(model) and not predicts else ())]
+    given = [*(member.path for member in outside if isinstance(member, Attributes)), *sources]
+    manifest = manifest.replaced(untrained=[*manifest.untrained, *describe_given(given)])
+    state = _store(artifacts, _dump_state(model, manifest, outside))
     manifest = manifest.with_artifacts(
         assets=save_assets(model, lambda data: _store(artifacts, data)),
         state=state,
         check=_check(model, sample_batch, state, artifacts, may_vary=manifest.is_code),
     )
     manifest = manifest.for_prediction() if predicts else manifest
-    return replace(program, manifest=_normalized(manifest))
+    return replace(program, manifest=_normalized(manifest), outside=tuple(outside))
 
 
 def _by_config(model: Any, sample_batch: Any) -> PackedProgram | None:
@@ -142,7 +147,9 @@ def _by_value(model: Any, sample_batch: Any, local: Described | None) -> PackedP
     manifest = manifest.replaced(untrained=[*manifest.untrained, *describe_outside(outside)])
     known = {id(variable) for variable in outside}
     fixed = tuple(variable for variable in custom.variables if id(variable) not in known)
-    return PackedProgram(manifest, artifacts, code=True, outside=tuple(outside), fixed=fixed)
+    return PackedProgram(
+        manifest, artifacts, code=True, outside=tuple(outside), fixed=fixed, functions=tuple(pickled.code)
+    )
 
 
 def _check(

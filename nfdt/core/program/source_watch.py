@@ -149,10 +149,7 @@ class _Fingerprint(cloudpickle.Pickler):
         if name not in self._own and "<locals>" not in getattr(obj, "__qualname__", ""):
             return None
         if isinstance(obj, types.FunctionType):
-            names = sorted(_names_in(obj.__code__) & obj.__globals__.keys())
-            cells = [_content_of(cell) for cell in obj.__closure__ or ()]
-            held = [obj.__globals__[name] for name in names]
-            return id(obj.__code__), names, held, cells, obj.__defaults__, obj.__kwdefaults__, vars(obj)
+            return id(obj.__code__), globals_of(obj), obj.__defaults__, obj.__kwdefaults__, vars(obj)
         base = obj.__bases__ if isinstance(obj, type) else None
         return base, {key: value for key, value in vars(obj).items() if key not in _OF_PYTHON}
 
@@ -182,6 +179,14 @@ class _Search(_Fingerprint):
 
 
 _OF_PYTHON = ("__dict__", "__weakref__", "_abc_impl", "__builtins__", "__loader__", "__spec__", "__cached__")
+
+
+def globals_of(function: types.FunctionType) -> dict[str, Any]:
+    """Return the global and enclosing variables that a function reads, and functions inside of it, by name."""
+    names = sorted(_names_in(function.__code__) & function.__globals__.keys())
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    enclosing = {name: _content_of(cell) for name, cell in cells}
+    return {**{name: function.__globals__[name] for name in names}, **enclosing}
 
 
 @lru_cache(maxsize=2**12)

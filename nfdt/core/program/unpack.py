@@ -12,12 +12,14 @@ import numpy as np
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.keras_internals import flatten_layers, serialization_lib, set_path
 from nfdt.core.program.assets import load_assets
+from nfdt.core.program.attributes import NAME as ATTRIBUTES
+from nfdt.core.program.attributes import Attributes
 from nfdt.core.program.building import blank_batch, build_model
 from nfdt.core.program.code import load_code, load_with_variables
 from nfdt.core.program.compiling import compile_model
 from nfdt.core.program.forward_check import check_outputs
 from nfdt.core.program.local_optimizers import build_local_optimizers, state_variables
-from nfdt.core.program.manifest import Manifest
+from nfdt.core.program.manifest import GIVEN, Manifest
 from nfdt.core.program.optimizer import INNER_OPTIMIZER, OPTIMIZER, inner_optimizer, set_attributes, unscaled
 from nfdt.core.program.policy import check_policy
 from nfdt.core.program.state import State, load_state
@@ -63,6 +65,8 @@ def unpack_with_variables(
     _set_trainable(model, program)
     if manifest.by_value and program.local_optimizers is not None:
         build_local_optimizers(model, program.local_optimizers)
+    if ATTRIBUTES in program.given:
+        outside.append(Attributes(model))
     load(model, program, read, outside)
     check_outputs(model, manifest, read)
     return model, outside
@@ -124,8 +128,8 @@ def _load(model: Any, program: Manifest, state: State, outside: Sequence[Any]) -
     _check_shapes("trainable", [slot.shape for slot in layout.slots], model.trainable_variables)
     of_model = state_variables(model, program)
     untrained = [*of_model, *outside]
-    entries = program.untrained[: len(program.untrained) - len(program.sources_by_value)]
-    _check_shapes("untrained", [tuple(u["shape"]) for u in entries], untrained)
+    entries = [tuple(u["shape"]) for u in program.untrained if u["rule"] != GIVEN]
+    _check_shapes("untrained", entries, [v for v in untrained if not isinstance(v, Attributes)])
     for variable, slot, value in zip(
         model.trainable_variables, layout.slots, layout.unflatten(state.weights), strict=True
     ):

@@ -29,20 +29,19 @@ def describe_outside(variables: Sequence[Any]) -> list[dict[str, Any]]:
     return [_describe(variable, None) for variable in variables]
 
 
-def describe_sources(names: Sequence[str]) -> list[dict[str, Any]]:
-    """Describe data that are code, which only the script changes.
-
-    The value of each is a pickle of the data as bytes, of any number; none: the data are those of the job.
+def describe_given(names: Sequence[str]) -> list[dict[str, Any]]:
+    """Describe what only the script changes, and is no variable. The value of each is bytes; none: as it was sent.
 
     Args:
-        names: ``train`` or ``validation``: the field of the job's specification that names the data.
+        names: ``attributes`` of the model; or ``train``, ``validation``: the field of the job's specification that
+            names data, whose value is their pickle.
     """
     return [{"path": name, "shape": [0], "dtype": "uint8", "decay": None, "rule": GIVEN} for name in names]
 
 
 def no_changes(manifest: Manifest) -> list[np.ndarray[Any, Any]]:
-    """Return the initial values of the entries of :func:`describe_sources` in a program."""
-    return [np.zeros(0, np.uint8) for _ in manifest.sources_by_value]
+    """Return the initial values of the entries of :func:`describe_given` in a program."""
+    return [np.zeros(0, np.uint8) for name in manifest.sources_by_value]
 
 
 def path_of(variable: Any) -> str:
