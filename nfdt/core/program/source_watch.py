@@ -221,7 +221,7 @@ def _short(value: Any) -> Any:
         return value
     held = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
     identities = np.fromiter(map(id, held), np.uint64, len(held))
-    return len(held), zlib.crc32(identities), [held[i] for i in np.linspace(0, len(held) - 1, SAMPLED, dtype=int)]
+    return len(held), zlib.crc32(identities.data), [held[i] for i in np.linspace(0, len(held) - 1, SAMPLED, dtype=int)]
 
 
 def _sample(array: Any) -> bytes:
@@ -236,4 +236,4 @@ def _sample(array: Any) -> bytes:
 
 
 def _checksum(array: Any) -> int:
-    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
