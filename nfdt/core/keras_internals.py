@@ -650,6 +650,10 @@ class ReplayingIterator(EpochIterator):
         self._peeked = itertools.chain([first], iterator)
         return first
 
+    def forget_first(self) -> None:
+        """Let the next epoch read its first batch anew."""
+        self._peeked = None
+
     def __next__(self) -> Any:
         """Return the first step, the last step and the batches of the next execution.
 
