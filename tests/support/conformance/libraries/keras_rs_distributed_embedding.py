@@ -11,10 +11,10 @@ movies = keras_rs.layers.TableConfig(
 )
 users = keras_rs.layers.TableConfig(name="users", vocabulary_size=20, embedding_dim=8, combiner="mean")
 features = {
-    "liked": keras_rs.layers.FeatureConfig(
-        name="liked", table=movies, input_shape=(BATCH, 3), output_shape=(BATCH, 8)
+    "liked": keras_rs.layers.FeatureConfig(name="liked", table=movies, input_shape=(BATCH, 3), output_shape=(BATCH, 8)),
+    "watched": keras_rs.layers.FeatureConfig(
+        name="watched", table=movies, input_shape=(BATCH,), output_shape=(BATCH, 8)
     ),
-    "watched": keras_rs.layers.FeatureConfig(name="watched", table=movies, input_shape=(BATCH,), output_shape=(BATCH, 8)),
     "user": keras_rs.layers.FeatureConfig(name="user", table=users, input_shape=(BATCH,), output_shape=(BATCH, 8)),
 }
 
