@@ -414,6 +414,11 @@ def unwrapped(obj: Any) -> Any:
     return obj.__wrapped__ if type(obj) in wrappers else obj
 
 
+def table_default(table: Any) -> Any:
+    """Return the value of absent keys of a lookup table of TensorFlow: ``_default_value``, whether mutable or not."""
+    return table._default_value
+
+
 def backend_choice(obj: Any) -> str | None:
     """Return the backend of a preprocessing layer's ``DynamicBackend``, which reads all attributes from it."""
     return str(obj.name) if type(obj) is DynamicBackend else None
