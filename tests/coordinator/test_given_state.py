@@ -1,4 +1,4 @@
-"""What only the script changes is passed through as bytes of any number, up to a limit."""
+"""Values that only the script changes are passed through as bytes of any number, up to a limit."""
 
 from __future__ import annotations
 
