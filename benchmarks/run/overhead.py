@@ -1,4 +1,4 @@
-"""Samples per second of one NFDT worker compared with plain Keras fit, and the start-up time."""
+"""Samples per second of one NFDT worker compared with plain Keras fit, the start-up time, and the cost of a barrier."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
+import numpy as np
+from nfdt_client.outside import ChangedData, Outside
+from nfdt_client.training_data import Indexed, Stream, read
 
 import nfdt
 from benchmarks.reports.report import Report, Row, arguments
@@ -68,10 +71,48 @@ def run(report: Report, data_dir: Path | None, work: dict[str, Work]) -> None:
     report.ratios["startup_s"] = statistics.median(later)
 
 
+class Batches(keras.utils.PyDataset):
+    """Dataset that holds 100 MB of arrays.
+
+    Args:
+        size: Number of float32 elements.
+    """
+
+    def __init__(self, size: int = 25_000_000) -> None:
+        super().__init__()
+        self.level, self.rows = 0.0, np.ones(size, np.float32)
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[:BATCH, None] * self.level, self.rows[:BATCH, None]
+
+
+def compare_at_barriers(report: Report, times: int = 1000) -> None:
+    """Measure the comparison of what was sent by value with its present state, where nothing has changed."""
+    dataset, loss_weight = Batches(), keras.Variable(0.0)
+    stream = read(dataset)
+    assert isinstance(stream, Stream)
+    cases = {
+        "nothing by value": Outside(),
+        "a variable in the loss": Outside([loss_weight]),
+        "PyDataset of 100 MB": Outside([ChangedData(Indexed.of(stream, dataset, None), "train")]),
+    }
+    for case, outside in cases.items():
+        spent = []
+        for _ in range(times):
+            began = now()
+            assert not outside.changed()
+            spent.append(1e6 * (now() - began))
+        report.rows.append(Row(case, "nfdt, unchanged", "us per barrier", [statistics.median(spent)]))
+
+
 def main() -> None:
     parser = arguments(__doc__ or "")
     options = parser.parse_args()
     report = Report("overhead", [SEED])
+    compare_at_barriers(report)
     run(report, options.data_dir, QUICK if options.quick else WORK)
     report.finish(options.json)
 

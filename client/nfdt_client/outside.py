@@ -1,4 +1,4 @@
-"""What a fit sends by value besides its model, and the script may change later: variables, and data that are code."""
+"""Values that a fit sends besides its model and that the script may change: variables, and data that are code."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ OF_SCHEDULE = (
 _REMEDY = "Use data='client', which reads the data in this process."
 
 
-class Member(Protocol):
-    """A variable, or something that is read and written as one."""
+class Replaceable(Protocol):
+    """Variable, or something that is read and written as one."""
 
     def numpy(self) -> Array:
         """Return the value."""
@@ -47,7 +47,7 @@ class Outside:
         fixed: Variables that were sent and cannot be sent again, each with the reason and the remedy.
     """
 
-    def __init__(self, members: Sequence[Member] = (), fixed: Sequence[tuple[Member, str]] = ()) -> None:
+    def __init__(self, members: Sequence[Replaceable] = (), fixed: Sequence[tuple[Replaceable, str]] = ()) -> None:
         self._members = members
         self._known = self.read()  # by the cluster
         self._fixed = [(member, np.array(member.numpy()), why) for member, why in fixed]

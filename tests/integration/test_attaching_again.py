@@ -175,7 +175,7 @@ report(history, calls)
 
 @pytest.mark.timeout(2 * DEADLINE_S)
 def test_what_callbacks_change_reaches_the_workers_of_a_restarted_server(restarts, start_script):
-    cluster = restarts()
+    cluster = restarts("--allow-code")
     script = start_script(CHANGED, **cluster.server.env())
     cluster.restart_in_epoch(3)
     done, _ = finish(script)
@@ -184,7 +184,7 @@ def test_what_callbacks_change_reaches_the_workers_of_a_restarted_server(restart
 
 @pytest.mark.timeout(2 * DEADLINE_S)
 def test_what_callbacks_change_reaches_the_workers_when_the_script_was_killed(restarts, start_script):
-    cluster = restarts()
+    cluster = restarts("--allow-code")
     script = start_script(CHANGED, "changed", **cluster.server.env())
     cluster.wait_for_epoch(3)
     script.kill()

@@ -1,4 +1,4 @@
-"""What callbacks change besides the model is seen by the workers, as in plain Keras, or stops the fit."""
+"""Changes of callbacks outside the model are seen by the workers, as in plain Keras, or stop the fit."""
 
 from __future__ import annotations
 

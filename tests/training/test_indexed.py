@@ -10,7 +10,7 @@ import pytest
 
 from nfdt.core.errors import UnreadableData
 from nfdt.core.program.shipped_data import LARGE_BYTES, dump_source, load_source
-from nfdt.core.training.indexed import IndexedSource
+from nfdt.core.training.indexed import ChangeableSource, IndexedSource
 
 keras = pytest.importorskip("keras")
 
@@ -138,3 +138,21 @@ def test_large_arrays_travel_beside_the_code_and_may_be_written_to(tmp_path):
 def test_what_cannot_be_pickled_is_reported():
     with pytest.raises(UnreadableData, match="cannot be pickled"):
         dump_source(threading.Lock())
+
+
+def test_a_changed_dataset_replaces_the_one_whose_batches_are_read_ahead():
+    source, other, loads = IndexedSource(Batches(), None, 8, 0), Batches(), []
+    other.order += 100
+
+    def load(code):
+        loads.append(code)
+        return (other if code else Batches()), None
+
+    changed = ChangeableSource(source, load)
+    source.prefetch([one(index) for index in range(4)])
+    for _ in range(2):  # as each epoch begins
+        changed.assign(np.frombuffer(b"other", np.uint8))
+    assert loads == [b"other"]
+    assert source.batch(one(2))[0][0, 0] == 102
+    changed.assign(np.zeros(0, np.uint8))
+    assert source.batch(one(2))[0][0, 0] == 2
