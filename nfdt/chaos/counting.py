@@ -18,7 +18,7 @@ from nfdt.core.errors import NfdtError
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.job import resolve_algorithm
 
-AFTER_S = 3.0  # training goes on that long after the last fault
+AFTER_S = 4.0  # training goes on that long after the last fault
 # A script of Keras alone; it trains for two epochs more than it has to. Rows move towards the target at every step.
 SCRIPT = """
 import json
@@ -29,12 +29,16 @@ import numpy as np
 
 RESULT, STEPS, SECONDS = {result!r}, {steps!r}, {seconds!r}
 SAMPLES, BATCH, TARGET = 1536, 8, -1e4
-began_at = time.monotonic()
 
 
 class Enough(keras.callbacks.Callback):
+    began_at = None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.began_at = self.began_at or time.monotonic()
+
     def on_epoch_end(self, epoch, logs=None):
-        if (epoch - 1) * SAMPLES >= STEPS * BATCH and time.monotonic() - began_at >= SECONDS:
+        if (epoch - 1) * self.params["steps"] >= STEPS and time.monotonic() - self.began_at >= SECONDS:
             self.model.stop_training = True
 
 

@@ -176,7 +176,7 @@ def test_weights_count_where_updates_are_exact(options, why):
 
 
 def test_the_counting_model_is_trained_until_the_faults_are_over(tmp_path):
-    assert length_for([WORKER, SERVER]) == {"steps": 0, "seconds": 7.0}
+    assert length_for([WORKER, SERVER]) == {"steps": 0, "seconds": 8.0}
     assert length_for([]) == {"steps": 0, "seconds": 0.0}
     script = counting_script(tmp_path / "a'b", steps=3, seconds=2.0)
     compile(script, "script", "exec")
