@@ -25,7 +25,7 @@ class Ranks(Protocol):
 
 
 class SharedDenominator:
-    """How the gradients of all ranks are combined: by samples, as sums, or by what each rank has counted in its part.
+    """Agreement of all ranks on how gradients are combined: by samples, as sums, or by what each rank has counted.
 
     Only the last needs another reduction, of one number. A rank without rows computes no loss, but takes part in it;
     therefore all ranks agree once, in the first step of a job.

@@ -31,7 +31,7 @@ with nfdt.session(workers=3, **OPTIONS):
         found[name] = together.tolist()
 print(json.dumps(found))
 """
-LOSSES = ["sum, with a regularizer", "masked and weighted", "mean by weights"]
+LOSSES = ["sum, with a regularizer", "masked and weighted"]
 
 
 def alone(loss):

@@ -54,7 +54,7 @@ class LossDenominator:
         self._found: dict[Any, Any] = {}
         self._factor: Any = None
         self._kept: list[Any] = []
-        self._told = False
+        self._warned = False
         if (loss := compiled_loss(model)) is not None:
             loss.call = functools.partial(self._called, functools.partial(type(loss).call, loss))
 
@@ -72,8 +72,8 @@ class LossDenominator:
         self._factor = None
         if not any(keras.ops.is_tensor(each) for each in found):
             return SUM if SUM in found else None
-        if len(found) > 1 and not self._told:
-            self._told = True
+        if len(found) > 1 and not self._warned:
+            self._warned = True
             logger.warning(
                 "The losses have several denominators: masks, weights or sums that differ. Where the gradients of "
                 "several batches form one update, they are weighted by samples."
