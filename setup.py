@@ -62,6 +62,7 @@ setup(
             "hypothesis>=6.100",
             "ipykernel>=6.29",
             "jax>=0.10",
+            *("keras-rs>=0.4", "absl-py>=2.0", "regex>=2024.11", "rich>=13.7"),  # KerasHub itself: see scripts/setup
             "kubernetes-validate>=1.30",
             "matplotlib>=3.8",
             "mypy>=1.11",

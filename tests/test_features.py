@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.features import AREAS, PAGE, Feature, all_features, page, read
+from tests.support.features import AREAS, PAGE, Feature, all_features, page, read, whole_page
 
 SOURCE = """
 import pytest
@@ -26,7 +26,7 @@ FILE = Path("tests/test_x.py")
 
 
 def test_the_page_is_the_one_that_the_marks_make():
-    assert PAGE.read_text(encoding="utf-8") == page(all_features()), "run scripts/features"
+    assert PAGE.read_text(encoding="utf-8") == whole_page(), "run scripts/features"
 
 
 def test_no_area_is_without_a_feature():

@@ -77,6 +77,7 @@ def capture(
         options.cluster.workers,
         arguments["steps_per_epoch"],
         _why_no_datasets(options, model),
+        arguments["callbacks"],
     )
     choice = placement.choose(train, x, arguments["class_weight"], terms)
     captured = Capture(model, arguments, choice)

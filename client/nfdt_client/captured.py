@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nfdt.core.specs.callbacks import CallbacksSpec
@@ -58,6 +58,24 @@ class Capture:
             self.choice = Choice(self.train.stream, reason)
         if isinstance(self.validation, Indexed):
             self.validation = None
+
+    def renew(self) -> None:
+        """Take the data that go with the job as code as they are now: callbacks may have changed them."""
+        if isinstance(self.train, Indexed):
+            self.choice = replace(self.choice, data=self.train.renewed())
+        if isinstance(self.validation, Indexed):
+            self.validation = self.validation.renewed()
+
+    @property
+    def changeable(self) -> dict[str, Indexed]:
+        """Data that go with the job as code and that callbacks may change, by the job's name for them."""
+        named = {"train": self.train, "validation": self.validation}
+        return {name: data for name, data in named.items() if isinstance(data, Indexed)}
+
+    @property
+    def fixed(self) -> tuple[Any, ...]:
+        """Variables of the data that go with the job as constants."""
+        return self.train.variables if isinstance(self.train, GraphData) else ()
 
     @property
     def local_validation(self) -> tuple[Any, Any, Any] | None:

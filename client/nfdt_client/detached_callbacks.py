@@ -103,6 +103,6 @@ def _describe(callback: Any) -> tuple[CallbackSpec, Blob | None]:
     kind = type(callback).__name__
     if kind != "LearningRateScheduler":
         return CallbackSpec(kind=kind), None
-    pickled, own = dump_objects({SCHEDULE: callback.schedule})
-    blob = Blob(pickled)
-    return CallbackSpec(kind=kind, code=blob.sha256, sources=digest_sources(own)), blob
+    pickled = dump_objects({SCHEDULE: callback.schedule})
+    blob = Blob(pickled.data)
+    return CallbackSpec(kind=kind, code=blob.sha256, sources=digest_sources(pickled.code)), blob

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
@@ -9,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from nfdt.core.errors import JobFailed, JobTaken, NotStored, PolicyRefused, Terminated
+from nfdt.core.errors import JobFailed, JobTaken, NotStored, PolicyRefused, Terminated, UsageError
 from nfdt.core.events import Event
 from nfdt.core.program.state import State
 from nfdt.core.wire.parsing import Seldom
@@ -118,6 +119,7 @@ class Mirror:
         self._result: dict[str, Any] = {}
         self._redone_samples = 0
         self._logs: Logs | None = None
+        self._late: list[str] = []  # values that a hook between batches has changed
 
     def run(self) -> FitRecord:
         """Mirror the job to its end; the model then holds the result.
@@ -184,6 +186,8 @@ class Mirror:
             self._known = self._fit.state.read()
         self._rate = self._fit.state.learning_rate
         if not self._ended:
+            with contextlib.suppress(UsageError):  # the epoch has begun already, with the changes of the earlier script
+                self._send_outside()
             self._requests.unmute(self._rate)
 
     def _handle(self, event: Event) -> None:
@@ -222,12 +226,26 @@ class Mirror:
 
     def _send_changes(self) -> None:
         """Send the cluster the changes that callbacks made to the model since the last synchronized state."""
-        if self._known is not None and not self._requests.muted:
-            now, rates = self._fit.state.read(), self._fit.state.local_learning_rates
-            if self._fit.state.differs(self._known, now) or rates != self._local_rates:
-                self._job.set_state(now)
-            self._known, self._local_rates = now, rates
+        if not self._requests.muted:
+            if self._known is None:
+                self._send_outside()
+            else:
+                state, rates = self._fit.state, self._fit.state.local_learning_rates
+                outside, now = state.outside.changed(), state.read()
+                if outside or state.differs(self._known, now) or rates != self._local_rates:
+                    self._job.set_state(now)
+                    state.outside.sent()
+                self._known, self._local_rates = now, rates
         self._send_learning_rate()
+
+    def _send_outside(self) -> None:
+        """Send changes outside the model, with the state of the cluster, which the model here need not have."""
+        state = self._fit.state
+        if state.outside.changed():
+            self._load(self._job.snapshot())
+        if state.outside.changed():
+            self._job.set_state(state.read())
+            state.outside.sent()
 
     def _send_learning_rate(self) -> None:
         rate = self._fit.state.learning_rate
@@ -317,6 +335,7 @@ class Mirror:
         logs = epoch_logs({"logs": data.get("logs")})
         self._advance(int(data.get("steps") or self._hooks.done), logs, flush=True)
         self._warn_of_missing_data()
+        self._warn_of_late_changes()
         if self._requests.stopping or self._epoch + 1 >= self._fit.epochs:
             self._last = data
             return
@@ -337,6 +356,17 @@ class Mirror:
         size, wanted = self._fit.steps_per_execution, self._fit.steps_per_epoch or 0
         if -(-self._hooks.done // size) < wanted // size and not self._requests.stopping:
             keras_internals.warn_of_missing_data()
+
+    def _warn_of_late_changes(self) -> None:
+        """Log once which values a hook between batches has changed, which workers see from the next epoch on."""
+        if self._fit.pauses is None and not self._requests.muted and not self._late:
+            self._late = self._fit.state.outside.changed()
+            if self._late:
+                logger.warning(
+                    "%s: changed between batches; the workers see it from the next epoch on. With "
+                    "batch_hooks='exact' they see it from the next batch on.",
+                    ", ".join(self._late),
+                )
 
     def _on_epoch_repeated(self, epoch: int) -> None:
         """Go on after an epoch whose end was seen before, and which a restarted server has trained again."""

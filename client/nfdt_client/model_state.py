@@ -11,6 +11,7 @@ from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import ShapeMismatch, UsageError
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State, dump_state
+from nfdt_client.outside import Outside
 
 
 class ModelState:
@@ -22,9 +23,13 @@ class ModelState:
     Args:
         model: A built and compiled Keras model.
         manifest: Its program; None: its only optimizer steps on shards.
+        outside: What the program has besides the model; default: nothing.
+
+    Attributes:
+        outside: As given.
     """
 
-    def __init__(self, model: Any, manifest: Manifest | None = None) -> None:
+    def __init__(self, model: Any, manifest: Manifest | None = None, outside: Outside | None = None) -> None:
         from nfdt.core.program.local_optimizers import create_variables, learning_rates, state_variables
         from nfdt.core.training.metrics import ModelMetrics
 
@@ -33,12 +38,13 @@ class ModelState:
         self._model, self._local = model, local is not None
         self._trainable = list(model.trainable_variables)
         self._untrained = state_variables(model, manifest)
+        self.outside = outside or Outside()
         self._local_rates = learning_rates(model, local)
         self._metrics, self._counted = ModelMetrics(model), b""
         self._layout = ParameterLayout.of([(v.path, tuple(v.shape)) for v in self._trainable])
 
     @classmethod
-    def of(cls, model: Any, manifest: Manifest | None) -> ModelState:
+    def of(cls, model: Any, manifest: Manifest | None, outside: Outside | None = None) -> ModelState:
         """Return the state of a model; ``manifest`` is that of its program, None if unknown.
 
         Raises:
@@ -53,14 +59,14 @@ class ModelState:
                 f"The model is not the one that was trained. Expected trainable variables of the shapes "
                 f"{[slot.shape for slot in layout.slots]}. Received: {shapes}."
             )
-        return cls(model, manifest)
+        return cls(model, manifest, outside)
 
     def read(self) -> State:
         """Return a copy of the current state."""
         weights = self._layout.flatten([np.asarray(v) for v in self._trainable])
         optimizer = {i: np.asarray(v).copy() for i, v in enumerate(self._optimizer_variables())}
-        untrained = {i: np.asarray(v).copy() for i, v in enumerate(self._untrained)}
-        return State(weights, optimizer, untrained)
+        untrained = [*(np.asarray(v).copy() for v in self._untrained), *self.outside.read()]
+        return State(weights, optimizer, dict(enumerate(untrained)))
 
     def write(self, state: State, *, keep_learning_rate: bool = False) -> None:
         """Write a state into the model; variables that it does not hold are unchanged.
@@ -76,6 +82,7 @@ class ModelState:
         skip = self._learning_rate_index() if keep_learning_rate else set()
         _assign(self._optimizer_variables(), {i: a for i, a in state.optimizer.items() if i not in skip})
         _assign(self._untrained, state.untrained)
+        self.outside.take([a for i, a in sorted(state.untrained.items()) if i >= len(self._untrained)])
         if keep_learning_rate:
             _assign(self._local_rates, dict(enumerate(rates)))
         self._show_metrics(state.metrics)
@@ -105,11 +112,11 @@ class ModelState:
         return [float(np.asarray(rate)) for rate in self._local_rates]
 
     def differs(self, other: State, now: State) -> bool:
-        """Whether two states of this model differ in more than the learning rate."""
+        """Whether two states of this model differ in more than the learning rate and what is outside of it."""
         return not (
             _same({0: other.weights}, {0: now.weights}, set())
             and _same(other.optimizer, now.optimizer, self._learning_rate_index())
-            and _same(other.untrained, now.untrained, set())
+            and _same(other.untrained, now.untrained, {i for i in now.untrained if i >= len(self._untrained)})
         )
 
     def _optimizer(self) -> Any:

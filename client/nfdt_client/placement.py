@@ -45,6 +45,7 @@ class PlacementTerms:
         workers: Number of workers.
         steps_per_epoch: As for ``fit``.
         why_no_datasets: Why workers of this job cannot run datasets; "" if they can.
+        callbacks: Callbacks of the fit, which may change the data.
     """
 
     mode: str = "auto"
@@ -52,6 +53,7 @@ class PlacementTerms:
     workers: int = 1
     steps_per_epoch: int | None = None
     why_no_datasets: str = ""
+    callbacks: Any = None
 
 
 def check_mode(value: Any) -> str:
@@ -119,8 +121,9 @@ def _shipped(stream: Stream, x: Any, class_weight: Any, terms: PlacementTerms) -
 
 
 def _graph(stream: Stream, terms: PlacementTerms) -> GraphData:
+    from nfdt.core.program.source_watch import reaches
     from nfdt.core.training.host_batches import rows_of
-    from nfdt_client.dataset_capture import ship
+    from nfdt_client.dataset_capture import ship, variables_of
     from nfdt_client.dataset_flow import Unshippable
     from nfdt_client.training_data import GraphData
 
@@ -135,16 +138,21 @@ def _graph(stream: Stream, terms: PlacementTerms) -> GraphData:
             raise Unshippable("it repeats without end, and fit has no steps_per_epoch")
     except Unshippable as error:
         raise UnreadableData(f"{what} {error}") from None
-    return GraphData(stream, shipped, rows_of(stream.first()))
+    variables = variables_of(stream.dataset)
+    if variables and reaches(terms.callbacks, variables):
+        raise UnreadableData(f"{what} it reads a variable that a callback may change ({variables[0].name})")
+    return GraphData(stream, shipped, rows_of(stream.first()), tuple(variables))
 
 
 def _indexed(stream: Stream, dataset: Any, class_weight: Any, terms: PlacementTerms) -> Indexed:
-    from nfdt.core.program.shipped_data import dump_source
-    from nfdt_client.training_data import Indexed
+    from nfdt.core.program.source_watch import reaches
+    from nfdt_client.training_data import Indexed, own_hook
 
-    name = type(dataset).__name__
+    name, hook = type(dataset).__name__, own_hook(dataset)
     if not dataset.num_batches:
         raise UnreadableData(f"{name} does not say how many batches it has (__len__ or num_batches)")
     if not terms.allows_code():
         raise UnreadableData(f"{name} is code, and the server takes none (it was started without --allow-code)")
-    return Indexed(stream, dump_source((dataset, class_weight)), int(dataset.num_batches), stream.first())
+    if hook and reaches(terms.callbacks, [dataset]):
+        raise UnreadableData(f"{name} is changed by its {hook}() and may be by a callback, which refers to it")
+    return Indexed.of(stream, dataset, class_weight)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from nfdt.core.errors import NfdtError, PolicyRefused, ServerUnreachable, UnreadableData
 from nfdt.core.host.start_log import note_start
@@ -36,12 +36,16 @@ from nfdt_client.local_fit import IN_A_FIT, Fallback, LocalFits, may_train_here
 from nfdt_client.mirror import Fit, Mirror, begin_epoch
 from nfdt_client.model_state import ModelState
 from nfdt_client.options import Options
+from nfdt_client.outside import OF_CODE, OF_DATASET, OF_SCHEDULE, ChangedData, Outside
 from nfdt_client.program_checks import check_local_optimizers, check_shards, cluster_for, look_at_metrics
 from nfdt_client.specify import Submission, specify
 from nfdt_client.start_line import start_line
 from nfdt_client.tracebacks import hide_frames
 from nfdt_client.training_data import Stream
 from nfdt_client.upload import upload
+
+if TYPE_CHECKING:
+    from nfdt.core.program.pack import PackedProgram
 
 logger = logging.getLogger(__name__)
 
@@ -220,13 +224,22 @@ class Session:
         board = self._make_board()
 
         def train() -> FitRecord:
-            submission, manifest = self.prepare(captured, batch, initial_epoch, interactive=True)
+            from nfdt.core.program.attributes import CodeValues, runs_eagerly
+
+            captured.renew()
+            submission, packed = self.prepare(captured, batch, initial_epoch, interactive=True)
+            manifest = packed.manifest
+            data = [ChangedData(captured.changeable.get(name), name) for name in manifest.sources_by_value]
+            fixed = [(v, OF_DATASET) for v in captured.fixed] + [(v, OF_SCHEDULE) for v in packed.fixed]
+            if runs_eagerly(model):
+                fixed.append((CodeValues(packed.functions), OF_CODE))
+            outside = Outside([*packed.outside, *data], fixed)
             job = self.start(replace(submission, name=name), manifest)
             validate = callbacks.local_validation(captured, listeners)
             fit = Fit(
                 model,
                 listeners,
-                ModelState.of(model, manifest),
+                ModelState.of(model, manifest, outside),
                 initial_epoch,
                 captured.epochs,
                 steps_per_execution=size,
@@ -294,16 +307,16 @@ class Session:
 
     def prepare(
         self, captured: Capture, batch: Any, initial_epoch: int, *, interactive: bool
-    ) -> tuple[Submission, Manifest]:
+    ) -> tuple[Submission, PackedProgram]:
         """Pack the model and check that the server accepts the job, before anything is uploaded.
 
         Returns:
-            The job with its artifacts, and the program's manifest.
+            The job with its artifacts, and its program.
         """
         from nfdt.core.program.local_optimizers import merged_in_rounds
         from nfdt.core.program.pack import pack
 
-        packed = pack(captured.model, batch)
+        packed = pack(captured.model, batch, sources=list(captured.changeable) if interactive else ())
         if self.options.algorithm.consistency_facts.synchronous:
             packed = replace(packed, manifest=merged_in_rounds(captured.model, packed.manifest))
         look_at_metrics(captured, batch, interactive=interactive)
@@ -315,7 +328,7 @@ class Session:
         submission = specify(
             captured, packed, self.options, cluster=cluster, initial_epoch=initial_epoch, interactive=interactive
         )
-        return submission, packed.manifest
+        return submission, packed
 
     def has_free_workers(self) -> bool:
         """Whether a job can start now: its server is this session's own, or has enough free slots."""

@@ -13,6 +13,7 @@ from nfdt.core.training.host_batches import as_batch, is_composite, leaves, map_
 
 if TYPE_CHECKING:
     from nfdt.core.program.shipped_data import ShippedSource
+    from nfdt.core.program.source_watch import SourceWatch
     from nfdt_client.dataset_capture import ShippedDataset
 
 
@@ -67,8 +68,12 @@ class Stream:
         return keras_internals.tensorflow_dataset(self._iterator)
 
     def first(self) -> Any:
-        """Return the first batch; the first epoch yields it again."""
+        """Return the first batch; the first epoch yields it again, or a new one of a dataset that reads variables."""
+        from nfdt_client.dataset_capture import variables_of
+
         batch = self._iterator.peek()
+        if self.dataset is not None and variables_of(self.dataset):
+            self._iterator.forget_first()
         return as_batch(batch)
 
     def rewind(self) -> None:
@@ -98,16 +103,47 @@ class Indexed:
 
     Attributes:
         stream: The same data, read in this process.
-        shipped: The pickled pair of the dataset and ``class_weight``.
-        batches: Number of batches of one pass.
+        source: The pair of the dataset and ``class_weight``.
+        shipped: This pair, pickled.
+        watch: Watch on this pair since then.
+        whole: Number of batches of the dataset.
         sample: First batch.
+        most: Largest number of batches of one pass; None: all.
     """
 
     stream: Stream
+    source: tuple[Any, Any]
     shipped: ShippedSource
-    batches: int
+    watch: SourceWatch
+    whole: int
     sample: Any
+    most: int | None = None
     where = "workers"
+
+    @classmethod
+    def of(cls, stream: Stream, dataset: Any, class_weight: Any) -> Indexed:
+        """Pickle a dataset as it is now.
+
+        Raises:
+            UnreadableData: it cannot be pickled.
+        """
+        from nfdt.core.program.shipped_data import dump_source
+        from nfdt.core.program.source_watch import SourceWatch
+
+        source = dataset, class_weight
+        whole = int(dataset.num_batches)
+        return cls(stream, source, dump_source(source), SourceWatch(source), whole, stream.first())
+
+    def renewed(self) -> Indexed:
+        """Return the same data, pickled again if the script has changed them since."""
+        if not self.watch.changed():
+            return self
+        return replace(Indexed.of(self.stream, *self.source), most=self.most)
+
+    @property
+    def batches(self) -> int:
+        """Number of batches of one pass."""
+        return self.whole if self.most is None else min(self.most, self.whole)
 
     @property
     def batch_size(self) -> int:
@@ -116,7 +152,7 @@ class Indexed:
 
     def head(self, batches: int) -> Indexed:
         """Return the first ``batches`` batches."""
-        return replace(self, batches=min(batches, self.batches))
+        return replace(self, most=min(batches, self.batches))
 
     def first(self) -> Any:
         """Return the first batch."""
@@ -131,11 +167,13 @@ class GraphData:
         stream: The same data, read in this process.
         shipped: The graph and the arrays of its sources.
         batch_size: Number of samples in the first batch; others may have more or fewer.
+        variables: Variables that it reads, with the values that they have now.
     """
 
     stream: Stream
     shipped: ShippedDataset
     batch_size: int
+    variables: tuple[Any, ...] = ()
     where = "workers"
 
     @property
@@ -189,6 +227,16 @@ def check_not_empty(x: Any, y: Any, sample_weight: Any) -> None:
             shape = getattr(leaf, "shape", None)
             if shape is not None and len(shape) and shape[0] == 0:
                 raise UsageError(f"Data: expected at least one sample. Received: {name} of shape {tuple(shape)}.")
+
+
+def own_hook(dataset: Any) -> str:
+    """Return the name of a hook of epochs that a PyDataset has of its own, or ""."""
+    import keras
+
+    base = keras.utils.PyDataset
+    hooks = ("on_epoch_begin", "on_epoch_end")
+    own = [name for name in hooks if getattr(type(dataset), name) is not getattr(base, name) or name in vars(dataset)]
+    return own[0] if own else ""
 
 
 def is_arrays(pytree: Any) -> bool:

@@ -37,6 +37,8 @@ class SharedDenominator:
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._agreed: bytes | None = None
+        # A separate graph: only there has the operation the same name on ranks with and without rows.
+        self._sum: Any = tf.function(lambda own: ranks.sum(own, NAME), input_signature=[tf.TensorSpec([], tf.float32)])
 
     @property
     def is_known(self) -> bool:
@@ -77,5 +79,5 @@ class SharedDenominator:
 
     def _counted(self, own: Any, share: Any) -> tuple[Any, Any]:
         own = share if own is None else tf.cast(own, tf.float32)
-        total = self._ranks.sum(own, NAME)
+        total = self._sum(own)
         return own / total, total

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nfdt.core.training.merge import Array, WorkerState, decode_arrays, encode_arrays, merge_untrained, unchanged
+import numpy as np
+
+from nfdt.core.errors import ShapeMismatch
+from nfdt.core.training.merge import (
+    MOST_GIVEN_BYTES,
+    Array,
+    WorkerState,
+    decode_arrays,
+    encode_arrays,
+    merge_untrained,
+    unchanged,
+)
 
 
 class StateMerger:
@@ -19,8 +30,9 @@ class StateMerger:
     def __init__(self, rules: Sequence[Mapping[str, Any]] = (), base: Sequence[Array] = ()) -> None:
         self._rules = rules
         self._base = list(base)
-        self._initial = True
-        self._changed: set[int] = set()  # variables that no longer have the values of the program
+        # variables that no longer have the values of the program; a restarted job's state may have data of the script
+        self._changed = {i for i, rule in enumerate(rules) if rule["rule"] == "given" and np.size(self._base[i])}
+        self._initial = not self._changed
         self._shown: list[Array] | None = None
         self.metrics = b""
 
@@ -38,6 +50,25 @@ class StateMerger:
         if self._initial or not self._rules:
             return b""
         return encode_arrays(self._base, [i for i in range(len(self._base)) if i not in self._changed])
+
+    def check(self, untrained: Mapping[int, Array]) -> None:
+        """Raise ShapeMismatch unless these are all variables, by index, in the shapes of the program.
+
+        Data of the script are bytes of any number up to :data:`MOST_GIVEN_BYTES`.
+        """
+        given = {i for i, rule in enumerate(self._rules) if rule["rule"] == "given"}
+        expected = {i: base.shape for i, base in enumerate(self._base) if i not in given}
+        received = {i: array.shape for i, array in untrained.items() if i not in given}
+        if expected != received or not given <= untrained.keys():
+            shapes = [list(shapes.values())[:8] for shapes in (expected, received)]
+            raise ShapeMismatch(f"State: expected untrained shapes {shapes[0]}. Received: {shapes[1]}.")
+        for i in given:
+            array = untrained[i]
+            if array.dtype != np.uint8 or array.ndim != 1 or array.nbytes > MOST_GIVEN_BYTES:
+                raise ShapeMismatch(
+                    f"State: expected data of the script as at most {MOST_GIVEN_BYTES} bytes. Received: {array.dtype} "
+                    f"of shape {array.shape}."
+                )
 
     def merge(self, states: Iterable[tuple[int, int, bytes]]) -> None:
         """Replace the shared state by the merge of (worker index, steps, safetensors)."""

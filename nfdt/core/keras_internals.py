@@ -414,6 +414,11 @@ def unwrapped(obj: Any) -> Any:
     return obj.__wrapped__ if type(obj) in wrappers else obj
 
 
+def table_default(table: Any) -> Any:
+    """Return the value of absent keys of a lookup table of TensorFlow: ``_default_value``, whether mutable or not."""
+    return table._default_value
+
+
 def backend_choice(obj: Any) -> str | None:
     """Return the backend of a preprocessing layer's ``DynamicBackend``, which reads all attributes from it."""
     return str(obj.name) if type(obj) is DynamicBackend else None
@@ -649,6 +654,10 @@ class ReplayingIterator(EpochIterator):
             raise UsageError("Training data: expected at least one batch. Received: an empty iterator.") from None
         self._peeked = itertools.chain([first], iterator)
         return first
+
+    def forget_first(self) -> None:
+        """Let the next epoch read its first batch anew."""
+        self._peeked = None
 
     def __next__(self) -> Any:
         """Return the first step, the last step and the batches of the next execution.

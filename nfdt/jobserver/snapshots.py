@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from typing import Any
 
 from nfdt.coordinator.untrained import StateMerger
-from nfdt.core.errors import ProtocolError, ShapeMismatch
+from nfdt.core.errors import ProtocolError
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import dump_state_parts, load_state
@@ -65,14 +63,8 @@ class StateComposer:
         with self._lock:
             state = load_state(self._artifacts.path(artifact))
             if state.untrained:
-                self._check_untrained(state.untrained)
+                self._merger.check(state.untrained)
             self._shards.write(state)
             if state.untrained:
                 self._merger.replace([state.untrained[i] for i in range(len(state.untrained))])
             self._moment = None
-
-    def _check_untrained(self, untrained: Mapping[int, Any]) -> None:
-        expected = [a.shape for a in self._merger.current]
-        received = [untrained[i].shape for i in sorted(untrained)]
-        if expected != received:
-            raise ShapeMismatch(f"State: expected untrained shapes {expected[:8]}. Received: {received[:8]}.")

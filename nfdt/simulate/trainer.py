@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nfdt.core.arrays.layout import Array
-from nfdt.core.program.local_optimizers import state_variables
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.training import data, merge, steps
@@ -73,7 +72,7 @@ class Trainer:
         self._pending = PendingGradients(batched, self._job, lanes) if batched is not None else None
         self._evaluate = steps.evaluation_step(self._job.model, self.layout)
         self._metrics = self._job.metrics
-        self._variables = state_variables(self._job.model, manifest)
+        self._variables = self._job.untrained.variables
         self._initial = self._read_state()
         self.begin(spec)
 

@@ -23,7 +23,7 @@ def workers(count):
 
 
 def train(state, value):
-    state._variables[1].assign(np.full(LARGE_BYTES, value, "f4"))
+    state.variables[1].assign(np.full(LARGE_BYTES, value, "f4"))
     return state.encode()
 
 

@@ -145,6 +145,53 @@ def test_a_script_that_was_killed_goes_on_with_its_job(restarts, start_script):
     stays_after_the_second_epoch(done["history"]["val_loss"])
 
 
+CHANGED = f"""{FIT}
+level = keras.Variable(0.0)
+
+class Batches(keras.utils.PyDataset):
+    shift = 0.0
+
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        rows = slice(32 * index, 32 * index + 32)
+        return x[rows], y[rows] * 0 + self.shift
+
+class Change(Calls):
+    def on_epoch_begin(self, epoch, logs=None):
+        super().on_epoch_begin(epoch)
+        level.assign(epoch + 1.0)
+        data.shift = 10.0 * (epoch + 1)
+
+calls, model, data = Change(), build(), Batches()
+model.compile(model.optimizer, lambda y, p: keras.ops.mean(y) + keras.ops.mean(p) * 0.0 + level)
+job = sys.argv[1] if len(sys.argv) > 1 else None
+with nfdt.session(workers=2, options={{"emulate.step_ms": 25, "job": job}}):
+    history = model.fit(data, epochs={EPOCHS}, callbacks=[calls], verbose=2)
+report(history, calls)
+"""
+
+
+@pytest.mark.timeout(2 * DEADLINE_S)
+def test_what_callbacks_change_reaches_the_workers_of_a_restarted_server(restarts, start_script):
+    cluster = restarts()
+    script = start_script(CHANGED, **cluster.server.env())
+    cluster.restart_in_epoch(3)
+    done, _ = finish(script)
+    assert done["history"]["loss"] == pytest.approx([11.0 * (epoch + 1) for epoch in range(EPOCHS)])
+
+
+@pytest.mark.timeout(2 * DEADLINE_S)
+def test_what_callbacks_change_reaches_the_workers_when_the_script_was_killed(restarts, start_script):
+    cluster = restarts()
+    script = start_script(CHANGED, "changed", **cluster.server.env())
+    cluster.wait_for_epoch(3)
+    script.kill()
+    done, _ = finish(start_script(CHANGED, "changed", **cluster.server.env()))
+    assert done["history"]["loss"] == pytest.approx([11.0 * (epoch + 1) for epoch in range(EPOCHS)])
+
+
 TWO_FITS = f"""{FIT}
 model, histories = build(), []
 for epochs in (2, 3):

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from nfdt.core.errors import AuthenticationFailed, NotStored
 from nfdt.core.host.machine import boot_id
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire import workers_pb2_grpc
-from nfdt.core.wire.channel import open_channel
+from nfdt.core.wire.channel import MESSAGE_BYTES, open_channel
 from nfdt.core.wire.job_token import worker_token
 from tests.support.fakes import DEADLINE_S, TOKEN, FakeSlot, of
 from tests.support.relay import Relay
@@ -103,10 +104,12 @@ def test_a_worker_whose_connection_is_cut_goes_on_and_nothing_is_done_twice(clus
     assert [e["samples"] for e in of(events, "epoch_end")] == [40, 40]
 
 
-def test_a_call_whose_answer_was_lost_is_answered_again_and_counts_once(cluster, relay, monkeypatch):
+@pytest.mark.parametrize("most", [MESSAGE_BYTES, 0], ids=["short", "long"])
+def test_a_call_whose_answer_was_lost_is_answered_again_and_counts_once(most, cluster, relay, monkeypatch):
     """Cut the connection whenever the server has answered: every third answer is lost."""
     from nfdt.jobserver.job import Job
 
+    monkeypatch.setattr("nfdt.jobserver.worker_calls.MESSAGE_BYTES", most)
     real, calls = Job.next, []
 
     def lose(run, request, alive):
@@ -226,5 +229,25 @@ def test_a_call_that_comes_late_is_not_taken_for_a_new_one(cluster, relay, gate)
     assert found.next(late, lambda: True).WhichOneof("instruction") == "wait"
     book = found._context.training.coordinator._run.training.book
     assert [task.task for task in book.held("worker-0")] == [2]
+    gate.open.set()
+    assert client.finish(job)[-1][1]["state"] == "succeeded"
+
+
+def test_only_its_worker_fetches_a_long_answer_and_only_the_last(cluster, relay, gate, monkeypatch):
+    monkeypatch.setattr("nfdt.jobserver.worker_calls.MESSAGE_BYTES", 0)
+    slots_of(cluster, relay.address, gate)
+    client = cluster.client()
+    job = client.submit(client.spec(epochs=1, workers=1))
+    assert gate.reached.wait(DEADLINE_S)
+    found = cluster.server._scheduler.job_of(job)
+    number = found.slots.workers["worker-0"].long_replies
+    request = pb.FetchReplyRequest(job_id=job, worker="worker-0", number=number)
+    with pytest.raises(AuthenticationFailed, match="worker-0"):
+        found.long_reply(request)
+    request.job_token = worker_token(found._context.token, "worker-0")
+    assert pb.NextReply.FromString(found.long_reply(request)).work.tasks[0].task <= 2
+    request.number -= 1
+    with pytest.raises(NotStored, match="newer"):
+        found.long_reply(request)
     gate.open.set()
     assert client.finish(job)[-1][1]["state"] == "succeeded"

@@ -6,6 +6,7 @@ import jax
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 from nfdt.core.errors import ModelMismatch
@@ -169,3 +170,24 @@ def test_two_processes_describe_the_same_program_alike(batch):
     first, second = (described("attribute of a layer changed", batch) for _ in range(2))
     assert first == second
     assert first[2] != described("constructor arguments missing in the configuration", batch)[2]
+
+
+class Counts(layers.Layer):
+    """Layer that adds numbers from lookup tables of TensorFlow, which it gets after its constructor."""
+
+    def call(self, x):
+        word, number = self.words.lookup(tf.constant(["b", "absent"])), self.numbers.lookup(tf.constant([7], "int64"))
+        return x + sum(map(tf.reduce_sum, (word, number, self.empty.lookup(tf.constant([1])))))
+
+
+@pytest.mark.feature("Lookup tables of TensorFlow in a layer", area="Models")
+def test_lookup_tables_travel_with_what_they_hold(batch, ship):
+    layer = Counts()
+    words = tf.lookup.KeyValueTensorInitializer(["a", "b"], [1.0, 2.0])
+    layer.words = tf.lookup.StaticHashTable(words, default_value=0.5)
+    layer.numbers = tf.lookup.experimental.MutableHashTable("int64", "float32", -1.0)
+    layer.numbers.insert(tf.constant([7], "int64"), tf.constant([3.0]))
+    layer.empty = tf.lookup.experimental.MutableHashTable("int32", "float32", -1.0)
+    model = compiled(keras.Sequential([keras.Input((4,)), layer, layers.Dense(1)]))
+    arrived = ship(model, batch).model
+    np.testing.assert_allclose(arrived.layers[0](batch[0]), batch[0] + 4.5, rtol=1e-5)

@@ -100,7 +100,7 @@ def test_code_that_cannot_be_loaded_is_reported():
 
 
 def test_objects_come_back_by_name():
-    objects = load_code(manifest(), lambda _: dump_objects({"job>f": lambda: 7})[0], allow_code=True)
+    objects = load_code(manifest(), lambda _: dump_objects({"job>f": lambda: 7}).data, allow_code=True)
     assert objects["job>f"]() == 7
     assert load_code(manifest(kind="config", code=None), lambda _: b"", allow_code=False) == {}
 
@@ -112,7 +112,7 @@ def test_what_another_installation_has_is_not_shipped(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(packages)
     import installed_elsewhere
 
-    pickled, _ = dump_objects({"job>f": installed_elsewhere.f})
+    pickled = dump_objects({"job>f": installed_elsewhere.f}).data
     monkeypatch.delitem(sys.modules, "installed_elsewhere")
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(packages)])
     with pytest.raises(ProtocolError, match="installed_elsewhere"):
@@ -136,7 +136,8 @@ def test_a_package_installed_into_a_folder_is_not_shipped_and_its_lack_names_it(
     monkeypatch.syspath_prepend(tmp_path)
     import beside_it
 
-    pickled, own = dump_objects({"job>g": beside_it.g})
+    dumped = dump_objects({"job>g": beside_it.g})
+    pickled, own = dumped.data, dumped.code
     assert own == [beside_it.g]
     assert load_code(manifest(), lambda _: pickled, allow_code=True)["job>g"]() == 1
     for name in ("targeted", "beside_it"):

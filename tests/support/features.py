@@ -2,6 +2,7 @@
 
 A test has ``@pytest.mark.feature("Lion", "Nadam", area="Optimizers")``; ``status`` and ``note`` are optional. Marks are
 read from the source texts, without an import of the tests. ``scripts/features`` writes the page.
+The table of libraries is that of the last runs of ``scripts/conformance libraries``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.support.conformance import library_suite
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
@@ -113,9 +116,14 @@ def all_features() -> list[Feature]:
     return [feature for path, source in marked.items() for feature in read(path, source)]
 
 
+def whole_page() -> str:
+    """Return the page with the features of all tests, and the libraries that ``scripts/conformance`` has run."""
+    return f"{page(all_features())}\n{library_suite.section()}"
+
+
 def main() -> None:
     """Write the page."""
-    text = page(all_features())
+    text = whole_page()
     PAGE.write_text(text, encoding="utf-8")
     print(f"{PAGE.relative_to(ROOT)}: {text.count('](../tests/')} proofs", file=sys.stderr)
 

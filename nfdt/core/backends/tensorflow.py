@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.backends.contract import StepName
-from nfdt.core.keras_internals import tensorflow_seeded
+from nfdt.core.keras_internals import table_default, tensorflow_seeded
 
 
 class TensorFlowOperations:
@@ -63,9 +63,17 @@ class TensorFlowOperations:
             tf.config.experimental.enable_tensor_float_32_execution(allowed)
 
     def reduce(self, obj: Any) -> tuple[Any, ...] | None:
-        """Return the form of a ``tf.Variable``; a tensor of a graph, which was traced in this process, becomes None."""
+        """Return the form of a ``tf.Variable`` or a lookup table.
+
+        A tensor of a graph, which was traced in this process, becomes None.
+        """
         if isinstance(obj, tf.Variable):
             return _make_variable, (obj.numpy(), bool(obj.trainable), obj.name.partition(":")[0])
+        if isinstance(obj, tf.lookup.StaticHashTable | tf.lookup.experimental.MutableHashTable):
+            keys, values = obj.export()
+            types = obj.key_dtype.name, obj.value_dtype.name
+            is_static = isinstance(obj, tf.lookup.StaticHashTable)
+            return _make_table, (is_static, types, keys.numpy(), values.numpy(), table_default(obj).numpy())
         return (_nothing, ()) if isinstance(obj, tf.Tensor) and not hasattr(obj, "numpy") else None
 
     def blank(self, shape: tuple[int, ...], dtype: str) -> Any:
@@ -75,6 +83,15 @@ class TensorFlowOperations:
 
 def _make_variable(value: Any, trainable: bool, name: str) -> Any:
     return tf.Variable(value, trainable=trainable, name=name)
+
+
+def _make_table(is_static: bool, types: tuple[str, str], keys: Any, values: Any, default: Any) -> Any:
+    keys, values = tf.constant(keys, types[0]), tf.constant(values, types[1])
+    if is_static:
+        return tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, values), default)
+    table = tf.lookup.experimental.MutableHashTable(*types, default)
+    table.insert(keys, values)
+    return table
 
 
 def _nothing() -> None:

@@ -1,7 +1,8 @@
 """Objects of Keras, pickled as they are: class and attributes, without their configuration or their constructor.
 
 A pickle of layers is a sequence: the root, then the record of each Keras object, in the order in which the objects
-were met. Everywhere else an object is a number. Identity is kept therefore, and a deep graph of layers does not nest.
+were met, then the list of the variables that were pickled with their values. Everywhere else an object is a number.
+Identity is kept therefore, and a deep graph of layers does not nest.
 
 Weights of the trained model are not part of it: the program's state has them.
 """
@@ -73,6 +74,11 @@ class ObjectPickler(cloudpickle.Pickler):
         references: Name of each object, by its ``id``, that the reader gets by this name.
         valueless: ``id`` of each variable that is sent without its value.
         missing: Per object, by its ``id``, the attributes that are not sent, and its configuration.
+
+    Attributes:
+        met: The Keras objects, in order.
+        code: The functions and classes, by their ``id``.
+        variables: The variables of numbers that are pickled with their values, except those of metrics, in order.
     """
 
     def __init__(
@@ -88,14 +94,18 @@ class ObjectPickler(cloudpickle.Pickler):
         self.met: list[Any] = []
         self.code: dict[int, Any] = {}
         self.modules: set[str] = set()
+        self.variables: list[Any] = []
 
     def dump_all(self, root: Any) -> None:
-        """Pickle an object and the Keras objects that it refers to, each once."""
+        """Pickle an object and the Keras objects that it refers to, each once, then the list of the variables."""
         self.dump(root)
         done = 0
         while done < len(self.met):
             self.dump(self._record(self.met[done]))
             done += 1
+        counting = {id(variable) for obj in self.met if isinstance(obj, keras.Metric) for variable in obj.variables}
+        self.variables = [variable for variable in self.variables if id(variable) not in counting]
+        self.dump(self.variables)
 
     def persistent_id(self, obj: Any) -> Any:
         """Return the reference that replaces an object; None to pickle it."""
@@ -106,6 +116,8 @@ class ObjectPickler(cloudpickle.Pickler):
         if id(obj) not in self._numbers:
             self._numbers[id(obj)] = len(self.met)
             self.met.append(obj)
+            if isinstance(obj, keras.Variable) and id(obj) not in self._valueless:
+                self._note_variable(obj)
         return self._numbers[id(obj)], type(obj), isinstance(obj, Functional)
 
     def reducer_override(self, obj: Any) -> Any:
@@ -125,10 +137,17 @@ class ObjectPickler(cloudpickle.Pickler):
         if isinstance(obj, keras.optimizers.Optimizer):
             return _revive_optimizer, _describe_optimizer(obj)
         if (reduced := current().reduce(obj)) is not None:
+            if hasattr(obj, "assign"):
+                self._note_variable(obj)
             return reduced
         if (backend := backend_choice(obj)) is not None:
             return type(obj), (backend,)
         return super().reducer_override(obj)
+
+    def _note_variable(self, variable: Any) -> None:
+        dtype = str(getattr(variable.dtype, "name", variable.dtype))
+        if dtype.startswith(("bool", "int", "uint", "float", "bfloat")) and None not in tuple(variable.shape):
+            self.variables.append(variable)
 
     def _record(self, obj: Any) -> ObjectRecord:
         missing, config = self._missing.get(id(obj), ((), None))
@@ -151,12 +170,16 @@ class ObjectUnpickler(pickle.Unpickler):
     Args:
         file: Readable binary file.
         find: Returns the object of a reference by its name.
+
+    Attributes:
+        variables: The variables that were pickled with their values, in order.
     """
 
     def __init__(self, file: Any, find: Callable[[str], Any]) -> None:
         super().__init__(file)
         self._find = find
         self._made: dict[int, Any] = {}
+        self.variables: list[Any] = []
 
     def persistent_load(self, pid: Any) -> Any:
         """Return the object of a reference, empty if it has not been read yet."""
@@ -176,6 +199,7 @@ class ObjectUnpickler(pickle.Unpickler):
         while done in self._made:
             _restore(self._made[done], self.load())
             done += 1
+        self.variables = self.load()
         for obj in self._made.values():
             renew(obj)
         return root

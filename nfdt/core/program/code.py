@@ -15,6 +15,7 @@ import pickle
 import platform
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
@@ -40,6 +41,21 @@ _LACKING = (
 Missing = dict[int, tuple[tuple[str, ...], dict[str, Any]]]
 
 
+@dataclass(frozen=True)
+class Pickled:
+    """An object that :func:`dump_objects` has pickled.
+
+    Attributes:
+        data: The pickle, after one of the packages that it needs.
+        code: The script's own functions and classes in it.
+        variables: The variables in it, in an order that :func:`load_with_variables` keeps.
+    """
+
+    data: bytes
+    code: list[Any]
+    variables: list[Any]
+
+
 def digest_sources(code: Collection[Any]) -> dict[str, str]:
     """Return a digest of the source texts of functions and classes by their name; pickles differ between processes."""
     texts: dict[str, list[str]] = {}
@@ -55,18 +71,13 @@ def _source(obj: Any) -> str:
         return ""
 
 
-def dump_objects(
-    root: Any, references: Mapping[int, str] | None = None, valueless: Collection[int] = ()
-) -> tuple[bytes, list[Any]]:
+def dump_objects(root: Any, references: Mapping[int, str] | None = None, valueless: Collection[int] = ()) -> Pickled:
     """Pickle an object by value, with the modules of the user's own program that define it.
 
     Args:
         root: The object.
         references: Name of each object, by its ``id``, that :func:`load_objects` gets by this name.
         valueless: ``id`` of each Keras variable that is sent without its value.
-
-    Returns:
-        The pickle, after one of the packages that it needs, and the functions and classes that it contains.
 
     Raises:
         CaptureError: a part cannot be pickled; the message names it.
@@ -87,8 +98,9 @@ def dump_objects(
                 missing = {**missing, **found}
                 continue
             own = {*cloudpickle.list_registry_pickle_by_value(), "__main__", "__mp_main__"}
+            code = [obj for obj in pickler.code.values() if obj.__module__ in own]
             packages = pickle.dumps(packages_of(pickler.modules - own))
-            return packages + file.getvalue(), [obj for obj in pickler.code.values() if obj.__module__ in own]
+            return Pickled(packages + file.getvalue(), code, pickler.variables)
 
 
 def _unsendable(met: Sequence[Any], root: Any, references: Mapping[int, str], known: Missing) -> Missing:
@@ -165,7 +177,14 @@ def load_code(manifest: Manifest, read: Callable[[str], bytes], *, allow_code: b
 
 
 def load_objects(manifest: Manifest, artifact: str, read: Callable[[str], bytes], references: Mapping[str, Any]) -> Any:
-    """Inverse of :func:`dump_objects`; the caller has checked that code is allowed.
+    """Inverse of :func:`dump_objects`; see :func:`load_with_variables`."""
+    return load_with_variables(manifest, artifact, read, references)[0]
+
+
+def load_with_variables(
+    manifest: Manifest, artifact: str, read: Callable[[str], bytes], references: Mapping[str, Any]
+) -> tuple[Any, list[Any]]:
+    """Return an object that was pickled, and the variables in its pickle; the caller has checked that code is allowed.
 
     Raises:
         VersionMismatch: the objects were pickled by another minor version of Python.
@@ -178,7 +197,8 @@ def load_objects(manifest: Manifest, artifact: str, read: Callable[[str], bytes]
     try:
         file = io.BytesIO(read(artifact))
         packages = pickle.load(file)
-        return ObjectUnpickler(file, references.__getitem__).load_all()
+        unpickler = ObjectUnpickler(file, references.__getitem__)
+        return unpickler.load_all(), unpickler.variables
     except ProtocolError:
         raise
     except Exception as error:

@@ -217,6 +217,6 @@ def merged_in_rounds(model: Any, manifest: Manifest) -> Manifest:
 
 
 def state_variables(model: Any, manifest: Manifest | None) -> list[Any]:
-    """Return the variables of the program's ``untrained``, in that order."""
+    """Return the variables of the program's ``untrained`` that are a part of the model, the first ones, in order."""
     described = manifest.local_optimizers if manifest is not None else None
     return [*untrained_variables(model), *optimizer_state(model, described)]

@@ -20,7 +20,8 @@ tables                   trainable variables, by index, that are looked up row b
 globals                  Keras' own settings (floatx, default dtype policy, ...)
 trainable                which layers, and which variables, are trainable
 layout                   the trainable variables, see ``ParameterLayout``
-untrained                path, shape, dtype, rule and decay of each untrained variable
+untrained                path, shape, dtype, rule and decay of each untrained variable: those of the model, those of
+                         optimizers on workers, those besides the model (as in a loss), then what is given as bytes
 input                    the pytree, shapes and dtypes of a batch; ``predicts``: true if it has no targets
 versions                 versions of Python, Keras, TensorFlow
 assets                   per layer index: file name -> artifact (vocabularies)
@@ -41,6 +42,9 @@ from typing import Any
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import ProtocolError
+
+GIVEN = "given"
+"""Merge rule of what only the script changes, as bytes."""
 
 CODE_ENTRIES = ("code", "by_value", "optimizer_attributes", "local_optimizers")
 
@@ -307,6 +311,16 @@ class Manifest:
     def untrained_rules(self) -> list[dict[str, Any]]:
         """Merge rule and decay of each untrained variable; see :func:`nfdt.core.training.merge.merge_untrained`."""
         return [{"rule": entry["rule"], "decay": entry.get("decay")} for entry in self.untrained]
+
+    @property
+    def given(self) -> list[str]:
+        """Names of what only the script changes, as bytes; the last entries of :attr:`untrained`."""
+        return [entry["path"] for entry in self.untrained if entry["rule"] == GIVEN]
+
+    @property
+    def sources_by_value(self) -> list[str]:
+        """Names of the data among :attr:`given`."""
+        return [name for name in self.given if name in ("train", "validation")]
 
     @property
     def constraints(self) -> Sequence[Any] | None:

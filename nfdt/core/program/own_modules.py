@@ -6,7 +6,7 @@ import site
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
@@ -22,15 +22,24 @@ _INSTALLED = ("/site-packages/", "/dist-packages/")  # also those of other insta
 @contextmanager
 def own_modules_by_value() -> Iterator[None]:
     """Pickle the modules of the user's own program by value inside the block."""
-    registered = []
+    with pickled_by_value(own_modules()):
+        yield
+
+
+def own_modules() -> list[types.ModuleType]:
+    """Return the modules of the user's own program; looks at every loaded module, which takes tens of milliseconds."""
     installed, recorded = _installed_roots(), cache(_recorded)
+    loaded = sys.modules.copy().items()  # copied atomically: other threads may import
+    return [m for name, m in loaded if isinstance(m, types.ModuleType) and _is_users_own(name, m, installed, recorded)]
+
+
+@contextmanager
+def pickled_by_value(modules: Sequence[types.ModuleType]) -> Iterator[None]:
+    """Pickle these modules by value inside the block."""
     already = cloudpickle.list_registry_pickle_by_value()
-    for name, module in sys.modules.copy().items():  # copied atomically: other threads may import
-        if name in already or not isinstance(module, types.ModuleType):
-            continue
-        if _is_users_own(name, module, installed, recorded):
-            cloudpickle.register_pickle_by_value(module)
-            registered.append(module)
+    registered = [module for module in modules if module.__name__ not in already]
+    for module in registered:
+        cloudpickle.register_pickle_by_value(module)
     try:
         yield
     finally:

@@ -6,7 +6,8 @@ import hashlib
 import logging
 import platform
 import warnings
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -16,6 +17,7 @@ from nfdt.core.backends.contract import current
 from nfdt.core.errors import CaptureError, PolicyRefused
 from nfdt.core.keras_internals import flatten_layers, require_compiled, serialization_lib
 from nfdt.core.program.assets import save_assets
+from nfdt.core.program.attributes import Attributes, runs_eagerly
 from nfdt.core.program.building import build_model, describe_batch
 from nfdt.core.program.code import digest_sources, dump_objects
 from nfdt.core.program.collect import CustomObjects, collecting
@@ -41,7 +43,13 @@ from nfdt.core.program.optimizer import (
 )
 from nfdt.core.program.policy import check_policy
 from nfdt.core.program.state import dump_state
-from nfdt.core.program.untrained import describe_untrained, values_of
+from nfdt.core.program.untrained import (
+    describe_given,
+    describe_outside,
+    describe_untrained,
+    no_changes,
+    values_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -54,44 +62,54 @@ class PackedProgram:
         manifest: The program's manifest.
         artifacts: Artifacts that the manifest names, by sha256: the state, the code, vocabularies.
         code: Whether the program needs a server that allows code.
+        outside: Variables that the program has besides the model's, in the order of its ``untrained``.
+        fixed: Variables of schedules and other objects of the optimizer, whose values are sent once.
+        functions: The script's functions and classes in it.
     """
 
     manifest: Manifest
     artifacts: dict[str, bytes]
     code: bool
+    outside: tuple[Any, ...] = ()
+    fixed: tuple[Any, ...] = ()
+    functions: tuple[Any, ...] = ()
 
     def manifest_bytes(self) -> bytes:
         """Return the manifest in its stored form."""
         return self.manifest.to_bytes()
 
 
-def pack(model: Any, sample_batch: Any, *, predicts: bool = False) -> PackedProgram:
+def pack(model: Any, sample_batch: Any, *, predicts: bool = False, sources: Sequence[str] = ()) -> PackedProgram:
     """Make a program of a compiled model; build the model first if necessary.
 
     Args:
         model: The user's model.
         sample_batch: One batch as ``train_step`` will receive it: x, (x, y) or (x, y, sample_weight).
         predicts: Whether the program is for ``predict`` only, whose batches have no targets.
+        sources: Names of the job's data that are code and that the script may change; see ``describe_given``.
 
     Raises:
         CaptureError: a part of the model cannot be sent; the message names it and the remedy.
         ValueError: Keras' own error: the model is not compiled, or its code does not fit the batch.
     """
     local = prepare(model, sample_batch, predicts=predicts)
-    artifacts: dict[str, bytes] = {}
-    manifest = None if local else _by_config(model, sample_batch)
-    manifest = manifest or _by_value(model, sample_batch, artifacts, local)
-    state = _store(artifacts, _dump_state(model, manifest))
+    configured = None if local else _by_config(model, sample_batch)
+    program = configured or _by_value(model, sample_batch, local)
+    manifest, artifacts = program.manifest, program.artifacts
+    outside = [*program.outside, *([Attributes(model)] if runs_eagerly(model) and not predicts else ())]
+    given = [*(member.path for member in outside if isinstance(member, Attributes)), *sources]
+    manifest = manifest.replaced(untrained=[*manifest.untrained, *describe_given(given)])
+    state = _store(artifacts, _dump_state(model, manifest, outside))
     manifest = manifest.with_artifacts(
         assets=save_assets(model, lambda data: _store(artifacts, data)),
         state=state,
         check=_check(model, sample_batch, state, artifacts, may_vary=manifest.is_code),
     )
     manifest = manifest.for_prediction() if predicts else manifest
-    return PackedProgram(_normalized(manifest), artifacts, manifest.is_code)
+    return replace(program, manifest=_normalized(manifest), outside=tuple(outside))
 
 
-def _by_config(model: Any, sample_batch: Any) -> Manifest | None:
+def _by_config(model: Any, sample_batch: Any) -> PackedProgram | None:
     """Return the program with the model's configuration, or None if that is not all that the model is."""
     if not is_configured(model):
         return None
@@ -105,26 +123,33 @@ def _by_config(model: Any, sample_batch: Any) -> Manifest | None:
     except CaptureError as error:
         logger.debug("%s has no configuration: %s", model.name, error)
         return None
-    return manifest if not found.by_name and _is_allowed(manifest) else None
+    return PackedProgram(manifest, {}, code=False) if not found.by_name and _is_allowed(manifest) else None
 
 
-def _by_value(model: Any, sample_batch: Any, artifacts: dict[str, bytes], local: Described | None) -> Manifest:
+def _by_value(model: Any, sample_batch: Any, local: Described | None) -> PackedProgram:
     """Return the program with the pickled model; its optimizer is a configuration, from which shards make theirs.
 
     Optimizers that step on the workers, ``local``, are pickled with the model.
     """
-    found = CustomObjects()
+    found, artifacts = CustomObjects(), dict[str, bytes]()
     with collecting(found):
         compilation = describe_compilation(model, by_value=True)
         entries = describe_optimizer(model) if local is None else local_entries(model, local)
         manifest = Manifest.of(describe_layers(model), compilation, entries, _describe(model, sample_batch, local))
     optimizers = {id(inner_optimizer(model)): INNER_OPTIMIZER, id(model.optimizer): OPTIMIZER} if local is None else {}
-    pickled, sources = dump_objects(model, optimizers, {id(variable) for variable in model.variables})
-    custom, own = dump_objects(found.by_name) if found.by_name else (None, [])
-    return manifest.with_code(
-        by_value=_store(artifacts, pickled),
-        code=None if custom is None else _store(artifacts, custom),
-        sources=digest_sources([*sources, *own]),
+    pickled = dump_objects(model, optimizers, {id(variable) for variable in model.variables})
+    custom = dump_objects(found.by_name)
+    manifest = manifest.with_code(
+        by_value=_store(artifacts, pickled.data),
+        code=_store(artifacts, custom.data) if found.by_name else None,
+        sources=digest_sources([*pickled.code, *custom.code]),
+    )
+    outside = pickled.variables
+    manifest = manifest.replaced(untrained=[*manifest.untrained, *describe_outside(outside)])
+    known = {id(variable) for variable in outside}
+    fixed = tuple(variable for variable in custom.variables if id(variable) not in known)
+    return PackedProgram(
+        manifest, artifacts, code=True, outside=tuple(outside), fixed=fixed, functions=tuple(pickled.code)
     )
 
 
@@ -214,12 +239,12 @@ def _globals() -> dict[str, Any]:
     }
 
 
-def _dump_state(model: Any, manifest: Manifest) -> bytes:
+def _dump_state(model: Any, manifest: Manifest, outside: Sequence[Any]) -> bytes:
     optimizer = [] if manifest.steps_on_workers else inner_optimizer(model).variables
     return dump_state(
         layout_of(model).flatten(values_of(model.trainable_variables)),
         dict(enumerate(values_of(optimizer))),
-        dict(enumerate(values_of(state_variables(model, manifest)))),
+        dict(enumerate([*values_of([*state_variables(model, manifest), *outside]), *no_changes(manifest)])),
     )
 
 

@@ -6,7 +6,7 @@ Large arrays that the source holds are artifacts of their own: every process of 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -36,15 +36,24 @@ class ShippedSource:
 
 
 class _SourcePickler(ObjectPickler):
-    def __init__(self, file: Any) -> None:
+    """Pickler of a source.
+
+    Args:
+        file: Writable binary file.
+        known: Numbers of the large arrays by their ``id``, the only ones that are references; None: number all.
+    """
+
+    def __init__(self, file: Any, known: Mapping[int, int] | None = None) -> None:
         super().__init__(file)
         self.arrays: list[Array] = []
-        self._places: dict[int, int] = {}
+        self._places, self._numbers_all = dict(known or {}), known is None
 
     def persistent_id(self, obj: Any) -> Any:
         if type(obj) is not np.ndarray or obj.nbytes < LARGE_BYTES or obj.dtype.kind not in KINDS:
             return super().persistent_id(obj)
         if id(obj) not in self._places:
+            if not self._numbers_all:
+                return None
             self._places[id(obj)] = len(self.arrays)
             self.arrays.append(obj)
         return str(self._places[id(obj)])
@@ -56,14 +65,33 @@ def dump_source(source: Any) -> ShippedSource:
     Raises:
         UnreadableData: it cannot be pickled.
     """
+    return ShippedSource(*_dump(source, None))
+
+
+def dump_changed(source: Any, before: ShippedSource, unchanged: Callable[[Array], bool]) -> bytes:
+    """Pickle a source again, which :func:`load_source` loads with the arrays of before.
+
+    Args:
+        source: The source.
+        before: What :func:`dump_source` made of it.
+        unchanged: Whether a large array is as it was then; all others become a part of the pickle.
+
+    Raises:
+        UnreadableData: it cannot be pickled any more.
+    """
+    kept = {id(array): number for number, array in enumerate(before.arrays) if unchanged(array)}
+    return _dump(source, kept)[0]
+
+
+def _dump(source: Any, known: Mapping[int, int] | None) -> tuple[bytes, list[Array]]:
     file = io.BytesIO()
-    pickler = _SourcePickler(file)
+    pickler = _SourcePickler(file, known)
     with own_modules_by_value():
         try:
             pickler.dump_all(source)
         except Exception as error:  # any exception of the user's __getstate__ or __reduce__
             raise UnreadableData(f"the dataset cannot be pickled ({type(error).__name__}: {error})") from error
-    return ShippedSource(file.getvalue(), pickler.arrays)
+    return file.getvalue(), pickler.arrays
 
 
 def load_source(code: bytes, arrays: Sequence[str], open_array: Callable[[str], Array]) -> Any:

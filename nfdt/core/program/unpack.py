@@ -12,18 +12,28 @@ import numpy as np
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.keras_internals import flatten_layers, serialization_lib, set_path
 from nfdt.core.program.assets import load_assets
+from nfdt.core.program.attributes import NAME as ATTRIBUTES
+from nfdt.core.program.attributes import Attributes
 from nfdt.core.program.building import blank_batch, build_model
-from nfdt.core.program.code import load_code, load_objects
+from nfdt.core.program.code import load_code, load_with_variables
 from nfdt.core.program.compiling import compile_model
 from nfdt.core.program.forward_check import check_outputs
 from nfdt.core.program.local_optimizers import build_local_optimizers, state_variables
-from nfdt.core.program.manifest import Manifest
+from nfdt.core.program.manifest import GIVEN, Manifest
 from nfdt.core.program.optimizer import INNER_OPTIMIZER, OPTIMIZER, inner_optimizer, set_attributes, unscaled
 from nfdt.core.program.policy import check_policy
 from nfdt.core.program.state import State, load_state
+from nfdt.core.program.untrained import path_of
 
 
 def unpack(manifest: Manifest, read: Callable[[str], bytes], *, allow_code: bool) -> Any:
+    """Build the program's model; see :func:`unpack_with_variables`."""
+    return unpack_with_variables(manifest, read, allow_code=allow_code)[0]
+
+
+def unpack_with_variables(
+    manifest: Manifest, read: Callable[[str], bytes], *, allow_code: bool
+) -> tuple[Any, list[Any]]:
     """Build the program's model: compiled, with weights and untrained state; the optimizer's slots are left out.
 
     Args:
@@ -32,7 +42,7 @@ def unpack(manifest: Manifest, read: Callable[[str], bytes], *, allow_code: bool
         allow_code: Whether a program may contain Python code of its own.
 
     Returns:
-        A ``keras.Model``.
+        A ``keras.Model``, and the variables that the program has besides the model's.
 
     Raises:
         PolicyRefused: the program needs code, or names an object that is not allowed without code.
@@ -42,30 +52,36 @@ def unpack(manifest: Manifest, read: Callable[[str], bytes], *, allow_code: bool
         ProtocolError: the program is malformed.
     """
     objects = load_code(manifest, read, allow_code=allow_code)
-    program = manifest.copied()  # Keras empties some of its arguments
+    program, outside = manifest.copied(), list[Any]()  # Keras empties some of its arguments
     _set_globals(program.settings)
     with keras.saving.custom_object_scope(objects), serialization_lib.ObjectSharingScope():
-        model = _load_by_value(program, read) if manifest.by_value else _build_from_config(program)
+        if manifest.by_value:
+            model, outside = _load_by_value(program, read)
+        else:
+            model = _build_from_config(program)
         load_assets(model, program.assets, read)
         if not manifest.by_value:
             build_model(model, blank_batch(program.input), predicts=program.predicts)
     _set_trainable(model, program)
     if manifest.by_value and program.local_optimizers is not None:
         build_local_optimizers(model, program.local_optimizers)
-    load(model, program, read)
+    if ATTRIBUTES in program.given:
+        outside.append(Attributes(model))
+    load(model, program, read, outside)
     check_outputs(model, manifest, read)
-    return model
+    return model, outside
 
 
-def load(model: Any, manifest: Manifest, read: Callable[[str], bytes]) -> None:
+def load(model: Any, manifest: Manifest, read: Callable[[str], bytes], outside: Sequence[Any] = ()) -> None:
     """Give a model of this program the weights, the untrained state and the count of updates that it starts with.
 
     Args:
         model: A model that :func:`unpack` has made of this program, or of one that differs in its state alone.
         manifest: The program.
         read: Returns an artifact's bytes by its sha256.
+        outside: Variables that the program has besides the model's.
     """
-    _load(model, manifest, load_state(read(manifest.state)))
+    _load(model, manifest, load_state(read(manifest.state)), outside)
 
 
 def _build_from_config(program: Manifest) -> Any:
@@ -78,13 +94,13 @@ def _build_from_config(program: Manifest) -> Any:
     return model
 
 
-def _load_by_value(program: Manifest, read: Callable[[str], bytes]) -> Any:
+def _load_by_value(program: Manifest, read: Callable[[str], bytes]) -> tuple[Any, list[Any]]:
     references = {}
     if not program.steps_on_workers:
         optimizer = serialization_lib.deserialize_keras_object(program.compile_config["optimizer"], safe_mode=False)
         references = {OPTIMIZER: optimizer, INNER_OPTIMIZER: unscaled(optimizer)}
         set_attributes(references[INNER_OPTIMIZER], program.optimizer_attributes)
-    return load_objects(program, str(program.by_value), read, references)
+    return load_with_variables(program, str(program.by_value), read, references)
 
 
 def _set_globals(settings: Mapping[str, Any]) -> None:
@@ -107,18 +123,21 @@ def _set_trainable(model: Any, program: Manifest) -> None:
             variable.trainable = flag
 
 
-def _load(model: Any, program: Manifest, state: State) -> None:
+def _load(model: Any, program: Manifest, state: State, outside: Sequence[Any]) -> None:
     layout = program.layout
     _check_shapes("trainable", [slot.shape for slot in layout.slots], model.trainable_variables)
-    untrained = state_variables(model, program)
-    _check_shapes("untrained", [tuple(u["shape"]) for u in program.untrained], untrained)
+    of_model = state_variables(model, program)
+    untrained = [*of_model, *outside]
+    entries = [tuple(u["shape"]) for u in program.untrained if u["rule"] != GIVEN]
+    _check_shapes("untrained", entries, [v for v in untrained if not isinstance(v, Attributes)])
     for variable, slot, value in zip(
         model.trainable_variables, layout.slots, layout.unflatten(state.weights), strict=True
     ):
         set_path(variable, slot.name)  # Keras builds a model from its configuration under other paths
         variable.assign(value)
     for index, variable in enumerate(untrained):
-        set_path(variable, program.untrained[index]["path"])
+        if index < len(of_model):
+            set_path(variable, program.untrained[index]["path"])
         if index in state.untrained:
             variable.assign(state.untrained[index])
     for layer in flatten_layers(model):
@@ -132,7 +151,7 @@ def _check_shapes(kind: str, expected: Sequence[tuple[int, ...]], variables: Seq
     received = [tuple(int(n) for n in v.shape) for v in variables]
     if received == list(expected):
         return
-    different = [f"{v.path} {r}" for v, r, e in zip(variables, received, expected, strict=False) if r != e]
+    different = [f"{path_of(v)} {r}" for v, r, e in zip(variables, received, expected, strict=False) if r != e]
     raise ShapeMismatch(
         f"Program: expected {len(expected)} {kind} variables of the shapes it names. Received: {len(received)}, the "
         f"first that differs: {next(iter(different), 'none')}. The model builds differently here than in the script; "

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
 from nfdt.core.keras_internals import flatten_layers
+from nfdt.core.program.manifest import GIVEN, Manifest
 
 SEED_STATE = "seed_generator_state"
 
@@ -33,9 +35,34 @@ def describe_untrained(model: Any) -> list[dict[str, Any]]:
     return [_describe(variable, decays.get(id(variable))) for variable in untrained_variables(model)]
 
 
+def describe_outside(variables: Sequence[Any]) -> list[dict[str, Any]]:
+    """Describe variables that a program has besides the model's, such as those in a loss."""
+    return [_describe(variable, None) for variable in variables]
+
+
+def describe_given(names: Sequence[str]) -> list[dict[str, Any]]:
+    """Describe what only the script changes, and is no variable. The value of each is bytes; none: as it was sent.
+
+    Args:
+        names: ``attributes`` of the model; or ``train``, ``validation``: the field of the job's specification that
+            names data, whose value is their pickle.
+    """
+    return [{"path": name, "shape": [0], "dtype": "uint8", "decay": None, "rule": GIVEN} for name in names]
+
+
+def no_changes(manifest: Manifest) -> list[np.ndarray[Any, Any]]:
+    """Return the initial values of the entries of :func:`describe_given` in a program."""
+    return [np.zeros(0, np.uint8) for name in manifest.sources_by_value]
+
+
+def path_of(variable: Any) -> str:
+    """Return the name of a variable of Keras, or of its backend, for messages."""
+    return str(getattr(variable, "path", None) or variable.name)
+
+
 def _describe(variable: Any, decay: float | None) -> dict[str, Any]:
     dtype = keras.backend.standardize_dtype(variable.dtype)
-    described = {"path": variable.path, "shape": [int(n) for n in variable.shape], "dtype": dtype, "decay": decay}
+    described = {"path": path_of(variable), "shape": [int(n) for n in variable.shape], "dtype": dtype, "decay": decay}
     if decay is not None:
         return {**described, "rule": "ema"}
     if variable.name == SEED_STATE:

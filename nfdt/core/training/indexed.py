@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from nfdt.core import keras_internals
+from nfdt.core.arrays.layout import Array
 from nfdt.core.arrays.row_selection import RowSelection
 from nfdt.core.errors import UnreadableData
 from nfdt.core.training.host_batches import as_batch
@@ -30,14 +31,23 @@ class IndexedSource:
     whole = True
 
     def __init__(self, dataset: Any, class_weight: Any, batches: int, seed: int) -> None:
-        self._dataset, self._class_weight, self._batches, self._seed = dataset, class_weight, batches, seed
-        self._standardize = keras_internals.batch_standardizer(dataset, class_weight)
+        self._batches, self._seed = batches, seed
+        self._use(dataset, class_weight)
         self._ahead = max(1, int(dataset.max_queue_size))
         self._pool = ThreadPoolExecutor(max(1, int(dataset.workers)), thread_name_prefix="dataset")
         self._reading: dict[int, Future[Any]] = {}
         self._wanted: deque[int] = deque()
         self._next_epoch: int | None = None
         self._open = False
+
+    def _use(self, dataset: Any, class_weight: Any) -> None:
+        self._dataset = dataset
+        self._standardize = keras_internals.batch_standardizer(dataset, class_weight)
+
+    def replace(self, dataset: Any, class_weight: Any) -> None:
+        """Read the batches of another dataset from now on; what was read ahead is forgotten."""
+        self._stop()
+        self._use(dataset, class_weight)
 
     def check(self) -> None:
         """Read the first batch.
@@ -113,6 +123,41 @@ class IndexedSource:
 
     def _read(self, index: int) -> Any:
         return as_batch(self._standardize(self._dataset[index]))
+
+
+class ChangeableSource:
+    """A dataset as a variable, through which the script changes it.
+
+    The value is the pickle of the dataset and ``class_weight`` as bytes, shape ``(n,)`` uint8; n = 0: those of the job.
+
+    Args:
+        source: The source; None: this job reads no such data.
+        load: Returns dataset and ``class_weight`` of such a pickle.
+    """
+
+    def __init__(self, source: IndexedSource | None, load: Callable[[bytes], tuple[Any, Any]]) -> None:
+        self._source, self._load = source, load
+        self._value = np.zeros(0, np.uint8)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the value."""
+        return self._value.shape
+
+    def numpy(self) -> Array:
+        """Return the value."""
+        return self._value
+
+    def assign(self, value: Array) -> None:
+        """Replace the dataset, unless the value is the same.
+
+        Raises:
+            UnreadableData: it cannot be loaded on this machine.
+        """
+        if not np.array_equal(value, self._value):
+            if self._source is not None:
+                self._source.replace(*self._load(value.tobytes()))
+            self._value = np.array(value)
 
 
 def _index(rows: RowSelection) -> int:

@@ -23,7 +23,7 @@ from nfdt.core.training import data
 from nfdt.core.training.epoch_callbacks import SCHEDULE, EpochCallbacks, EpochEnd
 from nfdt.core.training.graph_source import GraphSource
 from nfdt.core.training.metrics import ModelMetrics
-from nfdt.core.training.sources import BatchSource, RowTaker, open_source
+from nfdt.core.training.sources import BatchSource, RowTaker, changeable, open_source
 from nfdt.core.training.untrained_state import UntrainedState
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.tasks import Task
@@ -69,13 +69,17 @@ class JobModel:
         model: Any = None,
     ) -> None:
         self.manifest, self._owner, self._read = manifest, owner, read
-        self.model = unpack.unpack(manifest, read, allow_code=spec.code) if model is None else model
+        self.model, self._outside = model, list[Any]()
+        if model is None:
+            self.model, self._outside = unpack.unpack_with_variables(manifest, read, allow_code=spec.code)
         self.layout = manifest.layout
         self.first_update = 0 if manifest.steps_on_workers else int(inner_optimizer(self.model).iterations)
-        self.untrained = self.untrained_of(number)
         self.metrics = ModelMetrics(self.model)
         self.train = open_source(spec.train, spec, read, open_array, open_rows or open_array, rows)
         self.validation = open_source(spec.validation, spec, read, open_array, open_rows or open_array)
+        named = {"train": (spec.train, self.train), "validation": (spec.validation, self.validation)}
+        self._sources = [changeable(*named[name], read, open_array) for name in manifest.sources_by_value]
+        self.untrained = self.untrained_of(number)
         self.use(spec)
 
     def use(self, spec: JobSpec) -> None:
@@ -88,7 +92,8 @@ class JobModel:
     def untrained_of(self, number: int) -> UntrainedState:
         """Return the untrained state of the worker with this number; folds the number into the model's seeds."""
         optimizers = optimizer_state(self.model, self.manifest.local_optimizers)
-        return UntrainedState(self.model, self.manifest.untrained_rules, worker=number, optimizers=optimizers)
+        others = [*optimizers, *self._outside, *self._sources]
+        return UntrainedState(self.model, self.manifest.untrained_rules, worker=number, others=others)
 
     def take_untrained(self, encoded: bytes) -> None:
         """Replace the untrained state, unless ``encoded`` is empty."""

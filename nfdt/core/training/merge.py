@@ -8,6 +8,7 @@ rule       merged value
 ``max``    counters: the elementwise maximum
 ``sum``    counters of updates: ``base`` and the increases of all workers
 ``mean``   other floats: the mean weighted by the number of steps of each worker
+``given``  ``base``: only the script changes it, and its length may change
 =========  ===================================================================================================
 
 EMA: worker i turned ``base`` into ``m_i = a^k_i base + (1 - a^k_i) x_i`` in ``k_i`` steps, where ``x_i`` is the mean
@@ -33,8 +34,9 @@ Array = npt.NDArray[Any]
 WorkerState = tuple[int, int, Sequence[Array]]
 
 LARGE_BYTES = 2**16
+MOST_GIVEN_BYTES = 16 * 2**20  # of the rule ``given``; each epoch's first message has them
 
-RULES = ("ema", "seed", "max", "sum", "mean")
+RULES = ("ema", "seed", "max", "sum", "mean", "given")
 
 
 def merge_untrained(
@@ -43,7 +45,7 @@ def merge_untrained(
     """Merge the workers' untrained variables.
 
     Args:
-        rules: ``{"rule": "ema" | "seed" | "max" | "sum" | "mean", "decay": float | None}`` of each variable.
+        rules: ``{"rule": one of :data:`RULES`, "decay": float | None}`` of each variable.
         base: Value of each variable from which the workers started.
         states: (worker index, steps done since ``base``, the worker's variables), in any order.
 
@@ -108,6 +110,8 @@ def decode_arrays(data: bytes, base: Sequence[Any] = ()) -> list[Any]:
 
 def _merge_one(rule: Mapping[str, Any], base: Array, values: list[Array], steps: list[int]) -> Array:
     name = rule["rule"]
+    if name == "given":
+        return base
     if name == "seed":
         return values[0]
     if name == "sum":

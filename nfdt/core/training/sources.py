@@ -16,7 +16,7 @@ from nfdt.core.training import data
 from nfdt.core.training.dataset_graph import DatasetGraph
 from nfdt.core.training.dataset_run import Take
 from nfdt.core.training.graph_source import GraphSource
-from nfdt.core.training.indexed import IndexedSource
+from nfdt.core.training.indexed import ChangeableSource, IndexedSource
 
 
 class BatchSource(Protocol):
@@ -99,3 +99,18 @@ def open_source(
     source = IndexedSource(dataset, class_weight, spec.planned or 0, job.fit.seed)
     source.check()
     return source
+
+
+def changeable(
+    spec: DataSpec | None,
+    source: BatchSource | None,
+    read: Callable[[str], bytes],
+    open_array: Callable[[str], Array],
+) -> ChangeableSource:
+    """Return the variable through which the script changes an opened source."""
+
+    def load(code: bytes) -> Any:
+        assert spec is not None
+        return load_source(code or read(spec.code or ""), spec.arrays, open_array)
+
+    return ChangeableSource(source if isinstance(source, IndexedSource) else None, load)

@@ -1,4 +1,4 @@
-"""State of a worker's model besides its weights: BatchNorm statistics, seeds, counters.
+"""State of a worker besides its weights: BatchNorm statistics, seeds, counters, and what the script may change.
 
 :mod:`nfdt.core.training.merge` merges the states of several workers.
 """
@@ -29,22 +29,26 @@ class UntrainedState:
         model: A built model with the program's state.
         rules: Merge rule of each variable; see :attr:`nfdt.core.program.manifest.Manifest.untrained_rules`.
         worker: Index of this worker.
-        optimizers: Variables of optimizers that step on the workers; they follow the model's in the program.
+        others: Variables that follow the model's in the program: those of optimizers that step on the workers, those
+            besides the model, data that the script may change.
+
+    Attributes:
+        variables: All of them, in the order of the program's ``untrained``.
 
     Raises:
         ShapeMismatch: the model has another number of untrained variables than the program.
     """
 
     def __init__(
-        self, model: Any, rules: Sequence[Mapping[str, Any]], *, worker: int, optimizers: Sequence[Any] = ()
+        self, model: Any, rules: Sequence[Mapping[str, Any]], *, worker: int, others: Sequence[Any] = ()
     ) -> None:
-        self._variables = [*untrained_variables(model), *optimizers]
+        self.variables = [*untrained_variables(model), *others]
         self._rules = [entry["rule"] for entry in rules]
         self._worker = worker
-        if len(self._variables) != len(self._rules):
+        if len(self.variables) != len(self._rules):
             raise ShapeMismatch(
                 f"Expected {len(self._rules)} untrained variables, as the program says. "
-                f"Received: {len(self._variables)}."
+                f"Received: {len(self.variables)}."
             )
         if worker > 0:
             for variable in self._of_rule("seed"):
@@ -52,17 +56,18 @@ class UntrainedState:
         self._given = _digests(self.read())
 
     def _of_rule(self, rule: str) -> list[Any]:
-        return [v for v, r in zip(self._variables, self._rules, strict=True) if r == rule]
+        return [v for v, r in zip(self.variables, self._rules, strict=True) if r == rule]
 
     def read(self) -> list[Array]:
         """Return the values, in order."""
-        return [_value(variable) for variable in self._variables]
+        return [_value(variable) for variable in self.variables]
 
     def encode(self) -> bytes:
-        """Return the values as safetensors, without large ones that are as they were given."""
+        """Return the values as safetensors, without large ones that are as they were given, and without data."""
         arrays = self.read()
-        now = _digests(arrays)
-        return encode_arrays(arrays, [i for i, digest in now.items() if digest == self._given[i]])
+        given = {i for i, rule in enumerate(self._rules) if rule == "given"}
+        now = _digests([None if i in given else array for i, array in enumerate(arrays)])
+        return encode_arrays(arrays, {i for i, digest in now.items() if digest == self._given[i]} | given)
 
     def take(self, encoded: bytes) -> None:
         """Assign merged values from safetensors, which lacks large ones that have never changed.
@@ -70,7 +75,7 @@ class UntrainedState:
         Raises:
             ShapeMismatch: the number or a shape of the arrays differs.
         """
-        self.write(decode_arrays(encoded, [None] * len(self._variables)))
+        self.write(decode_arrays(encoded, [None] * len(self.variables)))
 
     def write(self, arrays: Sequence[Array | None]) -> None:
         """Assign merged values, except those that are None; seeds only on worker 0, which they belong to.
@@ -78,7 +83,18 @@ class UntrainedState:
         Raises:
             ShapeMismatch: the number or a shape of the arrays differs.
         """
-        _assign(self._variables, arrays, keep=[r == "seed" and self._worker > 0 for r in self._rules])
+        expected = [tuple(int(n) for n in v.shape) for v in self.variables]
+        received = [np.shape(a) if a is not None else None for a in arrays]
+        free = [r == "given" for r in self._rules]
+        wrong = [r not in (None, e) and not f for e, r, f in zip(expected, received, free, strict=False)]
+        if len(received) != len(expected) or any(wrong):
+            raise ShapeMismatch(
+                f"Expected {len(expected)} arrays of shapes {expected[:8]}. Received: {len(received)}: {received[:8]}. "
+                "The sender runs another model."
+            )
+        for variable, array, rule in zip(self.variables, arrays, self._rules, strict=True):
+            if array is not None and not (rule == "seed" and self._worker > 0):
+                variable.assign(array)
         self._given |= _digests(arrays)
 
 
@@ -97,16 +113,3 @@ def _digests(arrays: Sequence[Array | None]) -> dict[int, bytes]:
 
 def _value(variable: Any) -> Array:
     return np.asarray(variable.numpy())
-
-
-def _assign(variables: Sequence[Any], arrays: Sequence[Array | None], keep: Sequence[bool]) -> None:
-    expected = [tuple(int(n) for n in v.shape) for v in variables]
-    received = [expected[i] if a is None else np.shape(a) for i, a in enumerate(arrays)]
-    if expected != received:
-        raise ShapeMismatch(
-            f"Expected {len(expected)} arrays of shapes {expected[:8]}. Received: {len(received)}: {received[:8]}. "
-            "The sender runs another model."
-        )
-    for variable, array, kept in zip(variables, arrays, keep, strict=True):
-        if not kept and array is not None:
-            variable.assign(array)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import sys
 from pathlib import Path
 
 import click
 
 from nfdt.core.specs.presets import DEFAULT_PRESET
-from tests.support.conformance import horovod_suite, keras_suite, script_suite
+from tests.support import features
+from tests.support.conformance import horovod_suite, keras_suite, library_suite, script_suite
 from tests.support.conformance.keras_page import PAGE, RECORD, Record, page, versions
 from tests.support.conformance.verdicts import Row, table
 
@@ -89,6 +92,30 @@ def examples(json_file: Path | None, counts: tuple[int, ...], deadline: float, f
     """
     for workers, rows in script_suite.run(folder.resolve(), counts, deadline).items():
         _finish(f"scripts of {folder.name} on {workers} worker{'s' * (workers > 1)}", rows, json_file)
+
+
+@main.command()
+@click.option("--packages", type=click.Path(path_type=Path), required=True, help="Folder with the libraries.")
+@click.argument("names", nargs=-1, type=click.Choice([path.stem for path in library_suite.scripts()]))
+@click.pass_obj
+def libraries(json_file: Path | None, packages: Path, names: tuple[str, ...]) -> None:
+    """Run scripts that use libraries on Keras, and keep their rows for docs/what_works.md; by default all.
+
+    Compared are, on one worker exactly, the epochs, the names in each History and their order, and all values.
+    """
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(packages.resolve()), os.environ.get("PYTHONPATH")]))
+    sys.path.insert(0, str(packages.resolve()))  # whose versions the record names
+    here = {name: installed_versions()[name] for name in ("python", "keras", "tensorflow")}
+    found: dict[int, list[Row]] = {}
+    for script in library_suite.scripts(names):
+        rows = dict(library_suite.run(script))
+        library_suite.add_to_record(script, rows, here)
+        for workers, row in rows.items():
+            click.echo(f"{script.stem} on {workers}: {row.verdict} {row.line}", err=True)
+            found.setdefault(workers, []).append(row)
+    for workers, each in found.items():
+        _finish(f"libraries on {workers} worker{'s' * (workers > 1)}", each, json_file)
+    features.main()
 
 
 def _finish(title: str, rows: list[Row], json_file: Path | None) -> None:

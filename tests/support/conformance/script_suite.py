@@ -51,7 +51,7 @@ def run(folder: Path, counts: Iterable[int], deadline_s: float) -> dict[int, lis
     rows: dict[int, list[Row]] = {workers: [] for workers in counts}
     for script in sorted(folder.glob("*.py")):
         if "fit(" in script.read_text(encoding="utf-8"):
-            plain = _run([sys.executable], script, deadline_s)
+            plain = run_script([sys.executable], script, deadline_s)
             for workers, found in rows.items():
                 found.append(_row(script, plain, workers, deadline_s))
     return rows
@@ -61,7 +61,7 @@ def _row(script: Path, plain: Run, workers: int, deadline_s: float) -> Row:
     if not plain.outcome.passed:
         return verdict(script.name, plain.outcome, None)
     command = [sys.executable, "-m", "nfdt.cli", "run", "--workers", str(workers)]
-    distributed = _run(command, script, deadline_s)
+    distributed = run_script(command, script, deadline_s)
     return verdict(script.name, plain.outcome, judged(plain, distributed, workers))
 
 
@@ -75,7 +75,8 @@ def judged(plain: Run, distributed: Run, workers: int) -> Outcome:
     return Outcome(False, line=text) if outcome.passed and text else outcome
 
 
-def _run(command: list[str], script: Path, deadline_s: float) -> Run:
+def run_script(command: list[str], script: Path, deadline_s: float) -> Run:
+    """Run a script with a command in a copy of its folder."""
     with tempfile.TemporaryDirectory() as folder:
         site, place = Path(folder) / "site", Path(folder) / "scripts"
         site.mkdir()

@@ -1,8 +1,12 @@
 """A posterior of BayesFlow, learned from simulations with a coupling flow and a summary network."""
 
-import bayesflow as bf
-import keras
-import numpy as np
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")  # BayesFlow prefers JAX where it is installed
+
+import bayesflow as bf  # noqa: E402
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
 
 keras.utils.set_random_seed(0)
 draw = np.random.default_rng(0)

@@ -23,7 +23,7 @@ texts = np.array(["ab cd ab cd", "cd ab cd ab", "ab ab ab ab", "efgh efgh"] * 16
 
 def train(model):
     model.compile(
-        optimizer=keras.optimizers.Adam(1e-2),
+        optimizer=keras.optimizers.SGD(0.1),  # Adam makes steps of rounding errors where gradients are 0
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         weighted_metrics=["accuracy"],
     )

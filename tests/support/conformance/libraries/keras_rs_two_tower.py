@@ -1,4 +1,4 @@
-"""Retrieval with two towers, as in the guides of KerasRS: a model with a training step of its own, and two optimizers."""
+"""Retrieval with two towers of KerasRS, with a loss of the model's own and two optimizers."""
 
 import keras
 import keras_rs

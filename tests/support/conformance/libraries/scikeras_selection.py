@@ -17,11 +17,19 @@ def network(loss, activation=None, units=4):
 
 
 classifier = KerasClassifier(
-    network, loss="binary_crossentropy", model__activation="sigmoid", epochs=3, batch_size=16, verbose=0, random_state=0
+    network,
+    model__loss="binary_crossentropy",
+    model__activation="sigmoid",
+    epochs=3,
+    batch_size=16,
+    verbose=0,
+    random_state=0,
 )
 print(cross_val_score(classifier, x, (x[:, 0] > 0).astype(int), cv=3))
 
-regressor = KerasRegressor(network, loss="mse", model__units=4, epochs=3, batch_size=16, verbose=0, random_state=0)
+regressor = KerasRegressor(
+    network, model__loss="mse", model__units=4, epochs=3, batch_size=16, verbose=0, random_state=0
+)
 search = GridSearchCV(regressor, {"model__units": [2, 6]}, cv=2)
 search.fit(x, x[:, 0] - x[:, 1])
 print(search.best_params_, search.predict(x[:3]).shape)
