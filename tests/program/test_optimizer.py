@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 from keras import layers
 
+from nfdt.core.errors import CaptureError
 from nfdt.core.program.pack import pack
 
 SHAPES = [(4, 3), (3,), (3, 1), (1,)]
@@ -50,6 +51,12 @@ def test_an_optimizer_that_gives_its_slots_values_when_it_is_built_is_attributed
     owners = described(optimizer, batch).optimizer_variables
     assert [tuple(owner["shape"]) for owner in owners] == [tuple(v.shape) for v in optimizer.variables]
     assert [owner["variable"] for owner in owners] == [-1, -1, 0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_an_optimizer_that_its_configuration_does_not_make_is_refused(batch):
+    part = keras.optimizers.SGD()
+    with pytest.raises(CaptureError, match=r"(?s)'multi_optimizer': expected.*Received: .*lambda.*OptimizerMap"):
+        described(keras.optimizers.MultiOptimizer(lambda variable: part), batch)
 
 
 def test_variables_excluded_from_weight_decay_are_named(batch):

@@ -154,7 +154,14 @@ def describe_attributes(optimizer: Any) -> dict[str, Any]:
 
 
 def _another(optimizer: Any, config: Mapping[str, Any]) -> Any:
-    return type(optimizer).from_config(_revived(config))
+    try:
+        return type(optimizer).from_config(_revived(config))
+    except (TypeError, ValueError) as error:
+        raise CaptureError(
+            f"Optimizer {optimizer.name!r}: expected one that Keras makes again from its get_config(), as other "
+            f"processes do. Received: {error} Return the arguments of its constructor in get_config(); give a "
+            "MultiOptimizer a keras.optimizers.OptimizerMap."
+        ) from error
 
 
 def _serialized(attributes: Mapping[str, Any]) -> dict[str, Any]:

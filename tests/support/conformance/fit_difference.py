@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far values may be from those of the plain run.
+    """Distance that values may have from those of the plain run.
 
     Attributes:
         relative: Part of the plain value's magnitude; of an array, of its largest element's.

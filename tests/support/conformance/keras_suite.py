@@ -25,7 +25,7 @@ TEST_DEADLINE_S, DEADLINE_S = 120, 3600
 
 @dataclass(frozen=True)
 class Configuration:
-    """How the tests' fits are distributed.
+    """Options with which the tests' fits are distributed.
 
     Attributes:
         algorithm: Preset.

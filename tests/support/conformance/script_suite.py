@@ -24,7 +24,7 @@ LOCAL = "This model.fit trains in this process"  # of nfdt_client.local_fit
 
 @dataclass(frozen=True)
 class Run:
-    """What a run of a script left.
+    """Result of a run of a script.
 
     Attributes:
         outcome: How it ended.
