@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from tests.support.conformance import written_files
+from tests.support.conformance import library_suite, written_files
 from tests.support.conformance.__main__ import main
 from tests.support.conformance.fit_calls import find_fitting_tests
 from tests.support.conformance.fit_difference import Tolerance, difference
@@ -329,3 +329,19 @@ def test_horovod_s_tests_run_on_ranks(tmp_path, ranks):
         "test_more": "not comparable",
     }
     assert found["test_more"]["line"] == "Only two workers available"
+
+
+@pytest.mark.parametrize(("workers", "passes"), [(1, False), (2, True)])
+def test_scripts_with_libraries_have_equal_fits_on_one_worker(workers, passes):
+    plain, distributed = (
+        Run(Outcome(True, fits=1), [{"epochs": [0], "logs": [["loss", [loss]]]}]) for loss in (1.0, 1.01)
+    )
+    assert library_suite.judged(plain, plain, workers).passed
+    assert library_suite.judged(plain, distributed, workers).passed == passes
+
+
+def test_no_script_with_libraries_trains_otherwise_than_plain_keras():
+    rows = library_suite.read_record()["rows"]
+    assert set(rows) <= {script.stem for script in library_suite.scripts()}
+    assert rows["keras_rs_dlrm"]["libraries"] == ["keras-rs"]
+    assert {found for row in rows.values() for found, _ in row["verdicts"].values()} <= {"pass", "refused"}

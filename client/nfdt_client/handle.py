@@ -331,7 +331,7 @@ def format_event(event: Event) -> str:
     text = {
         "state": lambda: " ".join(str(data[k]) for k in ("state", "reason") if data.get(k)),
         "worker_joined": lambda: f"{data.get('worker')} joined ({data.get('host')}, {data.get('device')})",
-        "worker_lost": lambda: f"{data.get('worker')}: {data.get('reason')}; {data.get('requeued', 0)} tasks taken back",
+        "worker_lost": lambda: f"{data.get('worker')}: {data.get('reason')}; {data.get('requeued', 0)} tasks back",
         "shard_lost": lambda: f"{data.get('shard')}: {data.get('reason')}",
         "shards_restored": lambda: f"after {data.get('seconds')} s; {data.get('redone_samples', 0)} samples redone",
         "epoch_begin": lambda: f"epoch {epoch} begins",

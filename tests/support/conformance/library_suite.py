@@ -51,10 +51,11 @@ def run(script: Path) -> Iterator[tuple[int, Row]]:
             continue
         command = [sys.executable, "-m", "nfdt.cli", "run", "--workers", str(workers), *options]
         distributed = script_suite.run_script(command, script, DEADLINE_S)
-        yield workers, verdict(script.stem, plain.outcome, _judged(plain, distributed, workers))
+        yield workers, verdict(script.stem, plain.outcome, judged(plain, distributed, workers))
 
 
-def _judged(plain: script_suite.Run, distributed: script_suite.Run, workers: int) -> Outcome:
+def judged(plain: script_suite.Run, distributed: script_suite.Run, workers: int) -> Outcome:
+    """Return the outcome of a distributed run; on one worker every value must equal that of the plain run."""
     outcome = script_suite.judged(plain, distributed, workers)
     text = fit_difference.difference(plain.fits, distributed.fits, EXACT) if workers == 1 and outcome.passed else ""
     return Outcome(False, line=text) if text else outcome

@@ -25,7 +25,7 @@ def train(model):
     model.compile(
         optimizer=keras.optimizers.SGD(0.1),  # Adam makes steps of rounding errors where gradients are 0
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        weighted_metrics=["accuracy"],
+        weighted_metrics=[keras_hub.metrics.Perplexity(from_logits=True, name="perplexity")],
     )
     model.fit(texts, batch_size=16, epochs=3, verbose=0)
 
