@@ -105,7 +105,7 @@ def libraries(json_file: Path | None, packages: Path, names: tuple[str, ...]) ->
     """
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(packages.resolve()), os.environ.get("PYTHONPATH")]))
     sys.path.insert(0, str(packages.resolve()))  # whose versions the record names
-    here = {name: versions()[name] for name in ("python", "keras", "tensorflow")}
+    here = {name.lower(): number for name, number in versions().items()}
     found: dict[int, list[Row]] = {}
     for script in library_suite.scripts(names):
         rows = dict(library_suite.run(script))
