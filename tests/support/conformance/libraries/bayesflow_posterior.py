@@ -28,5 +28,7 @@ workflow = bf.BasicWorkflow(
     inference_variables=["mean"],
     summary_variables=["observed"],
 )
-workflow.fit_offline(simulator.sample(128), epochs=3, batch_size=16, verbose=0)
+batches = bf.datasets.OfflineDataset(simulator.sample(128), batch_size=16, adapter=workflow.adapter, shuffle=False)
+workflow.approximator.compile(optimizer=keras.optimizers.SGD(0.01))
+workflow.approximator.fit(dataset=batches, epochs=3, shuffle=False, verbose=0)
 print(workflow.sample(conditions=simulator.sample(2), num_samples=5)["mean"].shape)
