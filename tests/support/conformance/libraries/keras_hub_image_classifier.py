@@ -10,7 +10,7 @@ labels = draw.integers(0, 3, 48)
 images = (draw.normal(size=(48, 16, 16, 3)) * 20 + 60 * labels[:, None, None, None]).astype("float32")
 
 backbone = keras_hub.models.ResNetBackbone(
-    input_conv_filters=[16],
+    input_conv_filters=[64],
     input_conv_kernel_sizes=[3],
     stackwise_num_filters=[64, 64],
     stackwise_num_blocks=[1, 1],

@@ -8,7 +8,9 @@ import pyarrow
 assert pandas.options.mode is not None
 keras.utils.set_random_seed(0)
 draw = np.random.default_rng(0)
-table = pandas.DataFrame({"a": draw.normal(size=96), "b": draw.normal(size=96)}).convert_dtypes(dtype_backend="pyarrow")
+table = pandas.DataFrame({"a": draw.normal(size=960), "b": draw.normal(size=960)}).convert_dtypes(
+    dtype_backend="pyarrow"
+)
 print(pyarrow.__version__, table.dtypes["a"])
 x = table.astype("float64")
 
