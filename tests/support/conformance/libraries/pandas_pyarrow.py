@@ -8,9 +8,8 @@ import pyarrow
 assert pandas.options.mode is not None
 keras.utils.set_random_seed(0)
 draw = np.random.default_rng(0)
-table = pandas.DataFrame({"a": draw.normal(size=960), "b": draw.normal(size=960)}).convert_dtypes(
-    dtype_backend="pyarrow"
-)
+columns = {name: draw.normal(size=960) for name in "ab"}
+table = pandas.DataFrame(columns).convert_dtypes(dtype_backend="pyarrow")
 print(pyarrow.__version__, table.dtypes["a"])
 x = table.astype("float64")
 
