@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,15 +16,18 @@ class Tolerance:
     Attributes:
         relative: Part of the plain value's magnitude; of an array, of its largest element's.
         absolute: Further difference, in the unit of the value.
+        of_history: Whether the magnitude is the largest of all epochs: where values fall steeply, a step's delay is
+            much of the present one.
     """
 
     relative: float
     absolute: float
+    of_history: bool = False
 
     @classmethod
     def of(cls, workers: int) -> Tolerance:
         """Return that of a number of workers: several compute gradients on other weights than one does."""
-        return cls(0.05, 0.02) if workers == 1 else cls(0.25, 0.05)
+        return cls(0.05, 0.02) if workers == 1 else cls(0.25, 0.05, of_history=True)
 
 
 def difference(expected: list[dict[str, Any]], received: list[dict[str, Any]], tolerance: Tolerance) -> str:
@@ -57,12 +60,12 @@ def _differences(one: dict[str, Any], other: dict[str, Any], tolerance: Toleranc
         if len(values) != len(logs[name]):
             yield f"{name}: {len(values)} values plain, {len(logs[name])} distributed"
         for epoch, (value, distributed) in enumerate(zip(values, logs[name], strict=False), 1):
-            if not _close(value, distributed, tolerance):
+            if not _close(value, distributed, tolerance, values if tolerance.of_history else [value]):
                 yield f"{name} of epoch {epoch}: {_shown(value)} plain, {_shown(distributed)} distributed"
 
 
-def _close(one: Any, other: Any, tolerance: Tolerance) -> bool:
-    """Whether two values, scalars or arrays, are equal within the tolerance.
+def _close(one: Any, other: Any, tolerance: Tolerance, history: Sequence[Any]) -> bool:
+    """Whether two values, scalars or arrays, are equal within the tolerance for a history.
 
     Plain values that are not finite are not compared: gradients that are not finite are dropped when distributed.
     """
@@ -70,7 +73,7 @@ def _close(one: Any, other: Any, tolerance: Tolerance) -> bool:
     if plain.shape != distributed.shape or plain.dtype.kind in "US":
         return plain.shape == distributed.shape and bool(np.all(plain == distributed))
     compared = np.isfinite(plain)
-    magnitude = np.max(np.abs(plain[compared]), initial=0.0)
+    magnitude = max(float(np.max(np.abs(each[np.isfinite(each)]), initial=0.0)) for each in map(np.asarray, history))
     limit = tolerance.relative * magnitude + tolerance.absolute
     return bool(np.all(np.abs(distributed[compared] - plain[compared]) <= limit))
 
