@@ -79,7 +79,7 @@ class Ways:
         found = tf.TensorArray(tf.float32, WORKERS, element_shape=[self._layout.size])
 
         def one(k: tf.Tensor, found: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
-            gradient, _, logs, _ = self._step._traced(weights[k], (x[k], y[k]), tf.constant(1, tf.int64))
+            gradient, _, logs, *_ = self._step._traced(weights[k], (x[k], y[k]), tf.constant(1, tf.int64))
             with tf.control_dependencies(list(logs.values())):
                 return k + 1, found.write(k, gradient)
 

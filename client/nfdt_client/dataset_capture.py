@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from nfdt.core.keras_internals import dataset_variables
 from nfdt.core.program.untrained import SEED_STATE
 from nfdt.core.training.dataset_graph import DatasetGraph, DatasetHeader, FileSize, SourceHeader, write_element
 from nfdt_client.dataset_flow import INFINITE, Flow, GraphFlow, Unshippable, check_functions, reachable
@@ -112,13 +113,8 @@ def ship(dataset: Any, workers: int) -> ShippedDataset:
 
 
 def variables_of(dataset: Any) -> list[Any]:
-    """Return the variables that a dataset reads, except the states of random generators.
-
-    Relies on ``_functions`` and ``_inputs`` of ``tf.data.Dataset``.
-    """
-    found = {id(v): v for function in dataset._functions() for v in function.function.graph.variables}
-    own = [v for v in found.values() if SEED_STATE not in v.name]
-    return [*own, *(variable for source in dataset._inputs() for variable in variables_of(source))]
+    """Return the variables that a dataset reads, except the states of random generators."""
+    return [v for v in dataset_variables(dataset) if SEED_STATE not in v.name]
 
 
 def _split(flow: Flow, workers: int) -> int:

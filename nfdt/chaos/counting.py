@@ -97,7 +97,7 @@ def why_not_counted(options: Mapping[str, Any]) -> str:
         return "groups and allreduce rings promise no exact count"
     if algorithm.consistency_facts.merges:
         return f"consistency={algorithm.consistency!r} averages gradients of several batches"
-    if algorithm.codec != "identity" or algorithm.reply_codec not in (None, "identity"):
+    if algorithm.codec_facts.encodes or algorithm.encodes_replies:
         return f"codec={algorithm.codec!r} sends approximations"
     if algorithm.batch_facts.follows_speed:
         return f"batch={algorithm.batch!r} scales the learning rate of each batch"

@@ -268,6 +268,8 @@ def observed_reductions(observer: ReductionObserver) -> Iterator[None]:
 
 
 def _observed(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``reduce_weighted_values`` with its result passed through the observer of :func:`observed_reductions`."""
+
     @functools.wraps(reduce)
     def reduced(
         values: Any,
@@ -326,6 +328,9 @@ def tensorflow_seeded(seed: int) -> Iterator[None]:
 
 
 # ---- objects by value
+
+SET_LATER = ("stop_training", "stop_evaluating", "stop_predicting", "history", "_initial_epoch", "_called")
+"""Attributes of layers and models that Keras sets after their constructor."""
 
 SET_BY_KERAS = ("build", "quantize", "loss")
 """Methods that Keras replaces on objects: ``Layer.__new__`` wraps two of them, ``compile`` sets ``Model.loss``."""
@@ -696,6 +701,15 @@ def warn_of_missing_data() -> None:
 def is_read_once(iterator: EpochIterator) -> bool:
     """Whether the data come from a generator, which cannot begin again."""
     return isinstance(iterator.data_adapter, GeneratorDataAdapter)
+
+
+def dataset_variables(dataset: Any) -> list[Any]:
+    """Return the variables that a ``tf.data.Dataset`` reads, also those of the datasets that it is made of.
+
+    Relies on ``_functions`` and ``_inputs`` of ``tf.data.Dataset``.
+    """
+    own = {id(v): v for function in dataset._functions() for v in function.function.graph.variables}
+    return [*own.values(), *(variable for source in dataset._inputs() for variable in dataset_variables(source))]
 
 
 # ---- evaluation

@@ -172,7 +172,7 @@ for algorithm in ("ddc-asgd", "bsp"):
         out[algorithm] = {case.__name__: case() for case in CASES}
 with nfdt.session(workers=2, batch_hooks="exact"):
     out["exact"] = [batches(), counted_by_the_step()]
-with nfdt.session(workers=1):
+with nfdt.session(workers=1, batch_hooks="approximate"):
     out["approximate"], out["one worker"] = batches(), counted_by_the_step()
 print(json.dumps(out))
 """

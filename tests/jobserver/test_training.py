@@ -147,7 +147,8 @@ def test_batches_are_fed_with_credits(start, cluster):
             if sent[credit.epoch] < 15:
                 step = sent[credit.epoch]
                 data = f"{credit.epoch}/{step}".encode()
-                feed_queue.put(jobs_pb2.FedBatch(epoch=credit.epoch, step=step, samples=4, data=data))
+                batch = jobs_pb2.FedBatch(epoch=credit.epoch, step=step, samples=4, total_bytes=len(data), data=data)
+                feed_queue.put(batch)
             elif sent[credit.epoch] == 15:
                 feed_queue.put(jobs_pb2.FedBatch(epoch=credit.epoch, end_of_epoch=True))
             sent[credit.epoch] += 1

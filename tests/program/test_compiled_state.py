@@ -17,7 +17,7 @@ _MSE = ("compile", {"loss": ["mse", "mse"], "metrics": [["mae"], ["accuracy"]]})
 _arguments = st.fixed_dictionaries(
     {},
     optional={
-        "loss": st.sampled_from(["mse", ["mae", "mse"], [keras.losses.Huber(), "categorical_crossentropy"]]),
+        "loss": st.sampled_from([["mse", "mse"], ["mae", "mse"], [keras.losses.Huber(), "categorical_crossentropy"]]),
         "loss_weights": st.sampled_from([None, [0.5, 2.0]]),
         "metrics": st.sampled_from([[], [["mae"], ["accuracy"]], [[], [keras.metrics.F1Score(name="f1")]]]),
         "weighted_metrics": st.sampled_from([[["mse"], []], [["mae"], ["acc"]]]),

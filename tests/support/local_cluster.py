@@ -25,7 +25,16 @@ from nfdt.core.program.state import load_state
 from nfdt.core.sharding import count_shards, sparse_tables
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.core.wire.job_token import worker_token
-from nfdt.core.work.instructions import Emit, Failed, FlushShards, Leave, MoveShards, TrainingDone, Wait
+from nfdt.core.work.instructions import (
+    Emit,
+    Failed,
+    FlushShards,
+    ForgetWorker,
+    Leave,
+    MoveShards,
+    TrainingDone,
+    Wait,
+)
 from nfdt.core.work.messages import to_reply, to_report
 from nfdt.core.work.slot_connection import Patience
 from nfdt.shard.building import build_store
@@ -209,6 +218,9 @@ class _Job:
                     for store in self.stores:
                         store.flush()
                     self.coordinator.flushed(epoch)
+                    self._settle()
+                case ForgetWorker(worker, tasks):
+                    self.coordinator.forgotten(worker, [store.forget(worker, tasks) for store in self.stores])
                     self._settle()
                 case Failed(reason):
                     self.failure = reason

@@ -16,7 +16,7 @@ import numpy as np
 
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import ProtocolError
-from nfdt.core.keras_internals import flatten_layers
+from nfdt.core.keras_internals import SET_LATER, flatten_layers
 from nfdt.core.program.source_watch import globals_of
 
 NAME = "attributes"
@@ -129,5 +129,4 @@ def _of_keras() -> frozenset[str]:
     """Return the names of attributes that Keras sets on every layer and model."""
     model = keras.Sequential()
     model.compile()
-    later = ("stop_training", "stop_evaluating", "stop_predicting", "history", "_initial_epoch", "_called")
-    return frozenset([*vars(model), *vars(keras.Layer()), *vars(keras.losses.Loss()), *later])
+    return frozenset([*vars(model), *vars(keras.Layer()), *vars(keras.losses.Loss()), *SET_LATER])
