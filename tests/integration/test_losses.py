@@ -13,7 +13,7 @@ from tests.support.local_cluster import train
 from tests.support.loss_cases import CASES, build, data, flat
 from tests.support.scripts import answer
 
-ROWS = 38  # three rounds of 12, and one of 2
+KEPT = 38  # three rounds of 12, and one of 2
 SCRIPT = """
 import json
 import nfdt
@@ -26,7 +26,7 @@ found = {}
 with nfdt.session(workers=3, **OPTIONS):
     for name in LOSSES:
         case = CASES[name]
-        arrays = [None if part is None else part[:ROWS] for part in data(**case)]
+        arrays = [None if part is None else part[:KEPT] for part in data(**case)]
         together = fit(build(**case), 4, *arrays)
         found[name] = together.tolist()
 print(json.dumps(found))
@@ -36,7 +36,7 @@ LOSSES = ["sum, with a regularizer", "masked and weighted"]
 
 def alone(loss):
     """Return the weights of Keras alone."""
-    x, y, weights = (None if part is None else part[:ROWS] for part in data(**CASES[loss]))
+    x, y, weights = (None if part is None else part[:KEPT] for part in data(**CASES[loss]))
     model = build(**CASES[loss])
     model.fit(x, y, sample_weight=weights, batch_size=12, epochs=2, shuffle=False, verbose=0)
     return flat(model)
@@ -45,7 +45,7 @@ def alone(loss):
 @pytest.mark.parametrize("loss", ["sum", "masked"])
 @pytest.mark.parametrize("transport", ["stream", "shared_memory"])
 def test_denominators_reach_the_shards(loss, transport):
-    x, y, _ = (None if part is None else part[:ROWS] for part in data(**CASES[loss]))
+    x, y, _ = (None if part is None else part[:KEPT] for part in data(**CASES[loss]))
     fit = {"algorithm": "bsp", "workers": 3, "shards": 2, "transport": transport, "batch_size": 4, "epochs": 2}
     outcome = train(build(**CASES[loss]), x, y, shuffle=False, **fit)
     np.testing.assert_allclose(outcome.weights, alone(loss), rtol=1e-4, atol=1e-6)
@@ -59,7 +59,7 @@ def test_denominators_reach_the_shards(loss, transport):
     ids=["allreduce", "group-sync"],
 )
 def test_ranks_train_as_one_process_does(run_script, options):
-    names = f"OPTIONS, LOSSES, ROWS = {options!r}, {LOSSES!r}, {ROWS}"
+    names = f"OPTIONS, LOSSES, KEPT = {options!r}, {LOSSES!r}, {KEPT}"
     found = answer(run_script("\n".join([inspect.getsource(loss_cases), names, SCRIPT])))
     for loss in LOSSES:
         np.testing.assert_allclose(found[loss], alone(loss), rtol=1e-4, atol=1e-6, err_msg=loss)

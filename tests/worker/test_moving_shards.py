@@ -197,7 +197,7 @@ def test_a_worker_in_the_middle_of_a_push_goes_on_with_the_restored_shards(overl
     assert not kept[0].finished
     assert not kept[0].in_flight
     redone = [done for report in kept for done in report.finished]
-    assert job.running[-1].store.version == len(redone)
+    assert job.running[-1].store.version == len({done.task for done in redone})  # a repeated task is applied once
     assert [done.task for done in redone] == [1, 2, 3, 0, 1, 2, 3][-len(redone) :]
     sent = [json.loads(report.statistics_json)["bytes_sent"] for report in reports]
     assert sent == sorted(sent)

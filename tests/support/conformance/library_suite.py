@@ -29,7 +29,9 @@ HEAD = """## Libraries
 Weights are random and data are made.
 *pass* on one worker, with `bsp`: each value of each history equals that of plain Keras, up to rounding.
 *pass* on two workers, with the default algorithm: the losses come close to those of plain Keras.
-The versions: {versions}.
+The versions:
+
+{versions}
 
 | script | libraries | 1 worker | 2 workers |
 |---|---|---|---|
@@ -93,7 +95,7 @@ def add_to_record(script: Path, rows: dict[int, Row], versions: dict[str, str]) 
 def section() -> str:
     """Return the table for the page of features; it is written from the record."""
     record = read_record()
-    versions = ", ".join(f"{name} {version}" for name, version in sorted(record["versions"].items()))
+    versions = "\n".join(f"- {name} {version}" for name, version in sorted(record["versions"].items()))
     lines = [
         f"| [{row['title'].rstrip('.')}](../{(FOLDER / name).relative_to(Path(__file__).parents[3])}.py) "
         f"| {', '.join(row['libraries']) or '–'} | {_cell(row, '1')} | {_cell(row, '2')} |"
