@@ -1,11 +1,14 @@
 """Round trip of packed models: the same predictions, losses, metrics, optimizer and flags."""
 
+import random
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
 
+from nfdt.core.program.pack import pack
 from nfdt.core.program.state import load_state
 from tests.support.custom_models import (
     Auto,
@@ -210,3 +213,12 @@ def test_what_keras_cannot_serialise_travels_by_its_parts(make, batch, ship):
     np.testing.assert_array_equal(arrived.predict(batch[0], verbose=0), model.predict(batch[0], verbose=0))
     model.train_on_batch(*batch)
     np.testing.assert_array_equal(ship(model, batch).model.predict(batch[0]), model.predict(batch[0]))
+
+
+def test_layers_that_the_script_makes_later_have_the_seeds_they_have_in_keras(batch):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    seeds = random.getstate()
+    pack(model, batch)
+    assert random.getstate() == seeds

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import platform
+import random
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,6 +95,23 @@ def pack(model: Any, sample_batch: Any, *, predicts: bool = False, sources: Sequ
         ValueError: Keras' own error: the model is not compiled, or its code does not fit the batch.
     """
     local = prepare(model, sample_batch, predicts=predicts)
+    with _seeds_kept():
+        return _pack_prepared(model, sample_batch, local, predicts, sources)
+
+
+@contextmanager
+def _seeds_kept() -> Iterator[None]:
+    """Keep the seeds that what the script makes later will have: Keras draws them from Python's generator."""
+    seeds = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(seeds)
+
+
+def _pack_prepared(
+    model: Any, sample_batch: Any, local: Described | None, predicts: bool, sources: Sequence[str]
+) -> PackedProgram:
     configured = None if local else _by_config(model, sample_batch)
     program = configured or _by_value(model, sample_batch, local)
     manifest, artifacts = program.manifest, program.artifacts
