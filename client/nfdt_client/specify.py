@@ -189,7 +189,9 @@ def _order(captured: Capture) -> dict[str, Any]:
 
     shuffle, data = captured.arguments["shuffle"], captured.train
     if not shuffle or not isinstance(data, Arrays):
-        return {"shuffle": bool(shuffle), "seed": random.getrandbits(31)}
+        scripts = random.Random()  # a copy: what the script draws later is what it draws in Keras
+        scripts.setstate(random.getstate())
+        return {"shuffle": bool(shuffle), "seed": scripts.getrandbits(31)}
     in_batches = shuffle == "batch"  # each batch has the rows that it has without shuffle, in another order
     seed = keras_internals.shuffle_seed()
     if seed is None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import platform
-import random
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +15,7 @@ import keras
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.backends.contract import current
 from nfdt.core.errors import CaptureError, PolicyRefused
-from nfdt.core.keras_internals import flatten_layers, require_compiled, serialization_lib
+from nfdt.core.keras_internals import flatten_layers, require_compiled, seeded, serialization_lib
 from nfdt.core.program.assets import save_assets
 from nfdt.core.program.attributes import Attributes, runs_eagerly
 from nfdt.core.program.building import build_model, describe_batch
@@ -95,18 +93,8 @@ def pack(model: Any, sample_batch: Any, *, predicts: bool = False, sources: Sequ
         ValueError: Keras' own error: the model is not compiled, or its code does not fit the batch.
     """
     local = prepare(model, sample_batch, predicts=predicts)
-    with _seeds_kept():
+    with seeded(0):  # what the script makes later has the seeds that it has in Keras
         return _pack_prepared(model, sample_batch, local, predicts, sources)
-
-
-@contextmanager
-def _seeds_kept() -> Iterator[None]:
-    """Keep the seeds that what the script makes later will have: Keras draws them from Python's generator."""
-    seeds = random.getstate()
-    try:
-        yield
-    finally:
-        random.setstate(seeds)
 
 
 def _pack_prepared(
