@@ -55,7 +55,7 @@ def test_an_optimizer_that_gives_its_slots_values_when_it_is_built_is_attributed
 
 def test_an_optimizer_that_its_configuration_does_not_make_is_refused(batch):
     part = keras.optimizers.SGD()
-    with pytest.raises(CaptureError, match=r"(?s)'multi_optimizer': expected.*Received: .*lambda.*OptimizerMap"):
+    with pytest.raises(CaptureError, match=r"(?s)'multi_optimizer\w*': expected.*Received: .*lambda"):
         described(keras.optimizers.MultiOptimizer(lambda variable: part), batch)
 
 
