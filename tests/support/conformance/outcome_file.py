@@ -14,6 +14,7 @@ from tests.support.conformance.verdicts import Outcome
 
 REFUSALS = frozenset(f"nfdt.core.errors.{name}" for name in ("UsageError", "CaptureError", "PolicyRefused"))
 ADDRESS = re.compile(r"\b0x[0-9a-f]+")
+_INSTALLATION = re.compile(r"[^\s'\"]*/site-packages/")
 COLLECTED = "no outcome: the process ended before"
 
 
@@ -33,6 +34,7 @@ def write_outcome(path: Path, report: pytest.TestReport | pytest.CollectReport, 
         line = _first_line(str(crash.message if crash else report.longrepr))
     elif report.skipped and isinstance(report.longrepr, tuple):
         line = report.longrepr[2].removeprefix("Skipped: ")
+    line = _INSTALLATION.sub("", line)  # the same on every machine
     found = {"test": report.nodeid, "outcome": report.outcome, "line": line[:300]}
     _append(path, {**found, "fits": fits})
 
