@@ -21,15 +21,15 @@ MEMBERS = {name: axis for axis, names in AXES.items() for name in names}
 
 # Files in which members are declared or built by name.
 REGISTRIES = (
-    "nfdt/consistency/registry.py",
+    "nfdt/consistency/__init__.py",
     "nfdt/coordinator/topology_view.py",
     "nfdt/jobserver/topologies/registry.py",
-    "nfdt/codecs/registry.py",
+    "nfdt/codecs/__init__.py",
     "nfdt/core/specs/axis_facts.py",
     "nfdt/core/specs/presets.py",
-    "nfdt/schedulers/batch_policies/registry.py",
-    "nfdt/schedulers/task_policies/registry.py",
-    "nfdt/update_rules/registry.py",
+    "nfdt/schedulers/batch_policies.py",
+    "nfdt/schedulers/task_policies.py",
+    "nfdt/update_rules/__init__.py",
 )
 
 # Comparisons that do not choose between members, by (file, words of the line).

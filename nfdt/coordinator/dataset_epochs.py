@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work.instructions import Supply
-from nfdt.schedulers.pulled import PulledTasks
-from nfdt.schedulers.row_splits import RowSplit, RowSplits
+from nfdt.schedulers.pulled import PulledTasks, RowSplit, RowSplits
 
 
 class DatasetEpochs:
@@ -58,7 +57,7 @@ class DatasetEpochs:
             self._tasks.report(worker, supply.waiting, supply.over)
 
     def take_rows(self, worker: str, iteration: int, pass_index: int, number: int) -> RowSplit | None:
-        """Give the worker rows; see :meth:`~nfdt.schedulers.row_splits.RowSplits.take`."""
+        """Give the worker rows; see :meth:`~nfdt.schedulers.pulled.RowSplits.take`."""
         return self._splits.take(worker, iteration, pass_index, number)
 
     def forget(self, worker: str) -> None:

@@ -8,7 +8,7 @@ from nfdt.core.specs.job import JobSpec
 from nfdt.core.work.instructions import TaskTime
 from nfdt.schedulers import Speeds, StepTime
 from nfdt.schedulers.batch_policies import find_batch_policy
-from nfdt.schedulers.local_sizes import LocalSizes
+from nfdt.schedulers.batch_size import LocalSizes
 
 
 def batch_sizes(spec: JobSpec) -> LocalSizes | None:

@@ -1,10 +1,11 @@
-"""Dynamic batch sizes (DBS): samples per step proportional to each worker's speed, with a constant total."""
+"""Local batch sizes that differ between workers; dynamic ones (DBS) follow speed, with a constant total."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from nfdt.schedulers.proportions import equal_time_split, proportional_split
 from nfdt.schedulers.throughput import Speeds, StepTime
@@ -12,6 +13,30 @@ from nfdt.schedulers.throughput import Speeds, StepTime
 LOOK_EVERY = 20  # steps of one worker between two reviews
 PROBE_STEPS = 6
 THRESHOLD = 0.1
+
+
+class LocalSizes(Protocol):
+    """Samples per step of each worker of a job; they may change after every step."""
+
+    def of(self, worker: str) -> int:
+        """Return the samples per step of this worker."""
+        ...
+
+    def joined(self, worker: str) -> None:
+        """Add a worker."""
+        ...
+
+    def left(self, worker: str) -> None:
+        """Remove a worker; unknown workers are no error."""
+        ...
+
+    def stepped(self, worker: str, speeds: Speeds) -> bool:
+        """Record a step that ``speeds`` has measured; return whether sizes change now."""
+        ...
+
+    def split(self, total: int) -> list[tuple[str, int]]:
+        """Divide a round of ``total`` samples: (worker, samples), without workers that get none."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from nfdt.schedulers.local_sizes import LocalSizes
-from nfdt.schedulers.ranges import Ranges
-from nfdt.schedulers.row_set import RowRange, RowSet
+from nfdt.schedulers.batch_size import LocalSizes
+from nfdt.schedulers.ranges import Ranges, RowRange, RowSet
 from nfdt.schedulers.sources import SharedTasks
 from nfdt.schedulers.tasks import Position, Task, TaskPlan
 

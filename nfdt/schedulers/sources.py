@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from nfdt.schedulers.ranges import Ranges
-from nfdt.schedulers.row_set import RowRange, RowSet
+from nfdt.schedulers.ranges import Ranges, RowRange, RowSet
 from nfdt.schedulers.tasks import Position, Task, TaskPlan
 
 LEASE_BYTES = 32 * 2**20

@@ -1,15 +1,63 @@
-"""Stale synchronous parallel (SSP): no worker runs more than s finished steps ahead of the slowest."""
+"""The consistency policies: without a bound, in rounds, averaged on arrival, and with bounded staleness."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, deque
 
-from nfdt.consistency.free import Free
+from nfdt.consistency.base import ConsistencyPolicy
 from nfdt.core.specs.axis_facts import CONSISTENCY_FACTS
 
 
-class BoundedStaleness(Free):
+class Free(ConsistencyPolicy):
+    """Policy of asynchronous training (ASP): no worker waits for another."""
+
+    name = "free"
+    facts = CONSISTENCY_FACTS[name]
+
+
+class Barrier(ConsistencyPolicy):
+    """Policy of rounds of M local batches; the next round is leased when all batches of the last are finished.
+
+    The lease book enforces the order of rounds, because only it has the parts of a round. Therefore this policy
+    blocks no worker.
+
+    Args:
+        parts: M if one worker computes whole rounds, which are then leased at once; None: one part per worker.
+    """
+
+    name = "bsp"
+    facts = CONSISTENCY_FACTS[name]
+
+    def __init__(self, parts: int | None = None) -> None:
+        self._parts = parts
+        self.lease_limit: int | None = parts or 1
+
+    def round_parts(self, workers: int) -> int:
+        """Return one part per worker, or the fixed number."""
+        return self._parts or max(1, workers)
+
+
+class Softsync(ConsistencyPolicy):
+    """Policy under which no worker waits; gradients are averaged on arrival.
+
+    References:
+        Zhang et al., IJCAI 2016, "Staleness-aware Async-SGD": mean staleness about n.
+    """
+
+    name = "softsync"
+    facts = CONSISTENCY_FACTS[name]
+    lease_limit: int | None = 1
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def merge_count(self, workers: int) -> int:
+        """Return ``floor(workers / n)``, at least 1."""
+        return max(1, workers // self.n)
+
+
+class BoundedStaleness(ConsistencyPolicy):
     """Policy under which a worker may start while it is at most ``bound`` steps ahead of the slowest active one.
 
     The lead counts the steps that it has finished and those that it overlaps, minus the steps that the slowest has

@@ -1,4 +1,4 @@
-"""A codec of the greatest elements; the others accumulate in the error feedback."""
+"""Formats of some elements: a codec of the greatest, whose others accumulate in error feedback; and rows of tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from nfdt.codecs.base import FLOAT32, Payload, Vector
+from nfdt.codecs.base import FLOAT32, Codec, Payload, Vector
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 
 MAX_SIZE = 2**32
@@ -16,7 +16,7 @@ _PAIR_BYTES = 8
 
 
 @dataclass(frozen=True)
-class TopK:
+class TopK(Codec):
     """The ``fraction`` of the elements with the greatest magnitude, at least one; the rest is decoded as zero.
 
     Layout: their indices, ascending, uint32, then their values, float32. The squared error is at most
@@ -88,3 +88,34 @@ def _greatest(magnitudes: Vector, count: int) -> npt.NDArray[np.intp]:
         equal = np.flatnonzero(magnitudes == least)[: count - places.size]
         places = np.sort(np.concatenate([places, equal]))
     return places
+
+
+class RowFormat(Codec):
+    """Payloads of :class:`nfdt.core.arrays.table_rows.TableLayout`, for shards and clients that hold tables.
+
+    Attributes:
+        name: Name in a frame's header.
+    """
+
+    name = "rows"
+    block = 0
+
+    def encoded_bytes(self, size: int) -> int:
+        """Return the maximum number of bytes, for tables of one column."""
+        return 8 * size + 4
+
+    def check(self, received_bytes: int, size: int) -> None:
+        """Raise ShapeMismatch if the bytes are too many for ``size`` elements; reading checks their content."""
+        if received_bytes > self.encoded_bytes(size):
+            raise ShapeMismatch(f"Rows: expected at most {self.encoded_bytes(size)} bytes. Received: {received_bytes}.")
+
+    def encode(self, vector: Vector) -> Payload:
+        """Raise ProtocolError: a vector alone has no rows."""
+        raise ProtocolError("Rows: expected a job with tables. Received: a request for rows of one without.")
+
+    def decode(self, payload: Payload, out: Vector) -> None:
+        """Raise ProtocolError: a vector alone has no rows."""
+        raise ProtocolError("Rows: expected a job with tables. Received: rows for one without.")
+
+
+ROWS = RowFormat()
