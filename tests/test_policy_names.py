@@ -37,8 +37,8 @@ ALLOWED = {
     ("hfdt/runtime/communicator.py", 'codec == "identity"'): "the compression of an allreduce, which is no codec",
     ("hfdt/keras/compression.py", "wanted in named"): "the compression of an allreduce, which is no codec",
     ("hfdt/keras/compression.py", "named[wanted]"): "the compression of an allreduce, which is no codec",
-    ("nfdt/planning/views.py", "ERRORS[name]"): "figures of the codecs among which the adaptive one chooses",
-    ("nfdt/planning/views.py", "ERRORS[codec.name]"): "figures of the codecs among which the adaptive one chooses",
+    ("nfdt/planning/forecast.py", "ERRORS[name]"): "figures of the codecs among which the adaptive one chooses",
+    ("nfdt/planning/forecast.py", "ERRORS[codec.name]"): "figures of the codecs among which the adaptive one chooses",
     ("nfdt/simulate/effects.py", 'kind == "groups"'): "the kind of an event",
 }
 

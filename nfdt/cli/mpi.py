@@ -31,8 +31,7 @@ from nfdt.core.errors import UsageError
 from nfdt.core.host.launcher_rank import LauncherRank, find_launcher_rank
 from nfdt.core.specs.presets import DEFAULT_PRESET
 from nfdt.core.wire.channel import join_address
-from nfdt.launch.host_names import certificate_hosts, public_host
-from nfdt.launch.machine import find_gpus
+from nfdt.launch.machine import certificate_hosts, find_gpus, public_host
 from nfdt.launch.one_time_tls import authority_file, one_time_tls
 from nfdt.launch.rendezvous import RendezvousInfo, await_rendezvous, publish_rendezvous, rendezvous_file
 from nfdt.launch.slot_options import SlotOptions

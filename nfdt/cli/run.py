@@ -136,7 +136,7 @@ def run(
             train_script(context, script, Session(options, server))
     else:
         require_server_packages("nfdt run --on ray")
-        from nfdt.engines.ray_server import SlotResources, serve_on_ray
+        from nfdt.engines.ray_cluster import SlotResources, serve_on_ray
 
         options, resources = resolve(given), SlotResources(slot_cpus or 1.0, slot_gpus or 0.0)
         with serve_on_ray(options, address, resources) as server:

@@ -32,8 +32,6 @@ from nfdt.codecs.base import Codec
 HYSTERESIS = 0.03
 REMEMBERED = 9
 PROBE_EVERY = 25  # pushes between probes; every second push is one until the link is known
-
-
 Float64s = npt.NDArray[np.float64]
 
 KEEP = 0.97  # decay factor of the weights of earlier exchanges

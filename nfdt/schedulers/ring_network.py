@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 MEGABIT = 1e6 / 8
-
-
 Division = tuple[tuple[int, ...], ...]
 
 
