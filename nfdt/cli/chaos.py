@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nfdt.cli.ending import end_on_sigterm
 from nfdt.cli.options import FILE, ScriptCommand, script_argument
+from nfdt.cli.process import end_on_sigterm
 from nfdt.cli.script import Script
 from nfdt.cli.table import render
 from nfdt.core.errors import UsageError

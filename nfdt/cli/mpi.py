@@ -14,7 +14,6 @@ import click
 from nfdt_client.embedded import EmbeddedServer
 from nfdt_client.options import resolve
 
-from nfdt.cli.ending import end_as_killed
 from nfdt.cli.offered_slots import offer_slots, wait_for_server
 from nfdt.cli.options import (
     FILE,
@@ -24,6 +23,7 @@ from nfdt.cli.options import (
     script_argument,
     training_options,
 )
+from nfdt.cli.process import end_as_killed
 from nfdt.cli.run import train_script
 from nfdt.cli.script import Script
 from nfdt.cli.serve import LOG_DIR

@@ -18,7 +18,7 @@ from nfdt.cli.options import (
     server_options,
 )
 from nfdt.cli.plan_report import PlanReport, profile_notes
-from nfdt.cli.quiet import quiet_start
+from nfdt.cli.process import quiet_start
 from nfdt.cli.script import Script, describe_failure, exit_code_of
 from nfdt.cli.table import format_bytes
 from nfdt.cli.work import ProfiledWork

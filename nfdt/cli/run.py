@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nfdt.cli.ending import end_as_killed
 from nfdt.cli.options import (
     ScriptCommand,
     log_to_stderr,
@@ -18,9 +17,8 @@ from nfdt.cli.options import (
     server_options,
     training_options,
 )
-from nfdt.cli.quiet import quiet_start
-from nfdt.cli.script import Script, describe_failure, exit_code_of, run_script
-from nfdt.cli.script_backend import set_backend_of
+from nfdt.cli.process import end_as_killed, quiet_start
+from nfdt.cli.script import Script, describe_failure, exit_code_of, run_script, set_backend_of
 from nfdt.cli.table import worker_table
 from nfdt.core.errors import UsageError
 from nfdt.core.host.fast_imports import quick_imports

@@ -12,9 +12,9 @@ from typing import Any
 import click
 from nfdt_client.options import resolve
 
-from nfdt.cli.ending import end_in_order, end_on_sigterm
 from nfdt.cli.offered_slots import offer_slots, wait_for_server
 from nfdt.cli.options import FILE, LOG_LEVELS, log_to_stderr, server_options
+from nfdt.cli.process import end_in_order, end_on_sigterm
 from nfdt.core.errors import ServerUnreachable, UsageError
 from nfdt.core.host.keras_backend import TRAINING, current_backend
 from nfdt.core.host.packages import require_server_packages

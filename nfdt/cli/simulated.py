@@ -19,8 +19,7 @@ from nfdt_client.session import Session
 from nfdt_client.specify import Submission
 from nfdt_client.training_data import Arrays, Stream
 
-from nfdt.cli.measured_epochs import RepeatedBatch, plain_epochs, worker_epochs
-from nfdt.cli.profiling import profile
+from nfdt.cli.profiling import RepeatedBatch, plain_epochs, profile, worker_epochs
 from nfdt.cli.script import Script, run_script
 from nfdt.cli.work import Profile, ProfiledWork
 from nfdt.core.errors import UsageError

@@ -1,10 +1,14 @@
-"""Handlers of signals for commands: an orderly exit that closes files and ends child processes."""
+"""Process of a command: orderly exits on signals, which close files and end child processes, and a quiet start."""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 from nfdt.core.errors import Terminated
@@ -47,3 +51,25 @@ def end_as_killed() -> None:
     for number in numbers:
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP
             signal.signal(number, end)
+
+
+@contextmanager
+def quiet_start() -> Iterator[None]:
+    """Hold back output to stderr inside the block, also from C++ code; show it if the block raises.
+
+    TensorFlow 2.21 announces oneDNN on every import, regardless of TF_CPP_MIN_LOG_LEVEL.
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            held.seek(0)
+            os.write(kept, held.read())
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
