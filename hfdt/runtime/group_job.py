@@ -20,7 +20,7 @@ from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.training import data
-from nfdt.core.training.flat_weights import WeightSetter
+from nfdt.core.training.gradient_step import WeightSetter
 from nfdt.core.training.host_batches import rows_of
 from nfdt.core.training.sources import BatchSource
 from nfdt.core.work import instructions as ins

@@ -19,8 +19,7 @@ from nfdt.core.errors import ServerUnreachable, UsageError
 from nfdt.core.host.keras_backend import TRAINING, current_backend
 from nfdt.core.host.packages import require_server_packages
 from nfdt.core.host.private_files import ensure_folder
-from nfdt.core.jobs.rights import Holder
-from nfdt.core.jobs.tokens import ensure_token_file
+from nfdt.core.jobs.rights import Holder, ensure_token_file
 from nfdt.core.wire.channel import split_address
 from nfdt.core.work.slot_connection import GRACE_S, PATIENCE_S
 from nfdt.jobserver.main import ServerOptions, serve

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nfdt.codecs import WIDTHS, make_codec
-from nfdt.core.specs.algorithm import AlgorithmSpec
-from nfdt.core.specs.groups import explicit_groups, wanted_groups
+from nfdt.core.specs.algorithm import AlgorithmSpec, explicit_groups, wanted_groups
 from nfdt.planning.accuracy import AccuracyLoss, expected_loss, measured_as
 from nfdt.planning.choice import choose
 from nfdt.planning.cost_model import (

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import layers
 
 from nfdt.core.errors import CaptureError
-from nfdt.core.training.evaluate import EvaluateStep
+from nfdt.core.training.gradient_step import EvaluateStep
 
 
 def network(policy="float32"):

@@ -17,8 +17,7 @@ from nfdt.core.jobs import admission
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.audit import AuditLog
 from nfdt.core.jobs.feed import BatchAssembly, BatchFeed
-from nfdt.core.jobs.job_record import JobRecord
-from nfdt.core.jobs.lifecycle import is_terminal
+from nfdt.core.jobs.job_record import JobRecord, is_terminal
 from nfdt.core.jobs.rights import Holder, Holders
 from nfdt.core.jobs.runner import JobRunner
 from nfdt.core.jobs.store import JobStore, unknown_job

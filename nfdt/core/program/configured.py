@@ -10,7 +10,7 @@ import keras
 
 from nfdt.core.keras_internals import SET_BY_KERAS, Functional, flatten_layers, own_variables, seed_generators
 from nfdt.core.program.collect import is_keras_own
-from nfdt.core.program.plain import plain_attributes
+from nfdt.core.program.described import plain_attributes
 
 _AFTER_THE_CONSTRUCTOR = {"built"}
 

@@ -12,8 +12,8 @@ from typing import Any, BinaryIO, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from nfdt.core.arrays.layout import RowSelection
 from nfdt.core.arrays.pytree import KINDS, as_array, flatten_structure, rebuild
-from nfdt.core.arrays.row_selection import RowSelection
 from nfdt.core.errors import ProtocolError, UsageError
 
 __all__ = [

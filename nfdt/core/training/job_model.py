@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nfdt.core.arrays.layout import Array
-from nfdt.core.arrays.row_selection import RowSelection
+from nfdt.core.arrays.layout import Array, RowSelection
 from nfdt.core.errors import PolicyRefused, ProtocolError
 from nfdt.core.order import order_crc
 from nfdt.core.program import unpack

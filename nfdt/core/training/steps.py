@@ -95,7 +95,7 @@ def gradient_step(
 def make_step(model: Any, manifest: Manifest, tables: Sequence[int] = ()) -> TrainingStep:
     """Return the training step of a worker, for a program's model: one of gradients, or one that runs as it is."""
     if manifest.steps_on_workers:
-        from nfdt.core.training.local_step import LocalStep
+        from nfdt.core.training.gradient_step import LocalStep
 
         return LocalStep(model, manifest.layout)
     return gradient_step(model, manifest.layout, loss_scale=manifest.loss_scale, tables=tables)
@@ -137,7 +137,7 @@ def evaluation_step(model: Any, layout: ParameterLayout) -> EvaluationStep:
         from nfdt.core.training.torch_step import TorchEvaluateStep
 
         return TorchEvaluateStep(model, layout)
-    from nfdt.core.training.evaluate import EvaluateStep
+    from nfdt.core.training.gradient_step import EvaluateStep
 
     return EvaluateStep(model, layout)
 
@@ -152,6 +152,6 @@ def prediction_step(model: Any, layout: ParameterLayout) -> PredictStep:
         from nfdt.core.training.torch_step import TorchOutputStep
 
         return PredictStep(TorchOutputStep(model, layout))
-    from nfdt.core.training.evaluate import OutputStep
+    from nfdt.core.training.gradient_step import OutputStep
 
     return PredictStep(OutputStep(model, layout))
