@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 
 from hfdt.runtime.artifacts import ReadableArtifacts
-from hfdt.runtime.batch_split import split_rows, weight_of
+from hfdt.runtime.batch_split import prepared_ahead, split_rows, weight_of
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.devices import device_name
-from hfdt.runtime.prepared_ahead import prepared_ahead
 from hfdt.runtime.shared_denominator import SharedDenominator
 from hfdt.runtime.step import AllreduceStep
 from nfdt.core.arrays.layout import Array

@@ -6,8 +6,8 @@ import logging
 import os
 from typing import Any
 
-from hfdt.runtime.commands import Command
 from hfdt.runtime.elastic.state import RingState
+from hfdt.runtime.execution import Command
 from hfdt.runtime.leader import beat, leader_request
 from hfdt.runtime.slot_connection import SlotConnection
 from hfdt.runtime.state_service import StateService

@@ -13,13 +13,12 @@ from horovod.runner.common.util import network
 
 from hfdt.keras.horovod_api import enter_next_world, is_broken_world
 from hfdt.launch.horovodrun import find_loopback_port
-from hfdt.runtime.commands import Command
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.elastic.leader import ElasticLeader
 from hfdt.runtime.elastic.state import RingState
-from hfdt.runtime.failures import FailureWatch, leave_failure
+from hfdt.runtime.execution import Command
 from hfdt.runtime.leader import broadcast_interval_s
-from hfdt.runtime.slot_connection import SlotConnection, failure_of
+from hfdt.runtime.slot_connection import FailureWatch, SlotConnection, failure_of, leave_failure
 
 logger = logging.getLogger(__name__)
 
