@@ -14,7 +14,6 @@ from nfdt.core.errors import JobFailed, JobTaken, NotStored, PolicyRefused, Term
 from nfdt.core.events import Event
 from nfdt.core.program.state import State
 from nfdt.core.wire.parsing import Seldom
-from nfdt_client.backup import back_up
 from nfdt_client.batch_hooks import BatchHooks, Pauses
 from nfdt_client.board import Board
 from nfdt_client.failures import TRAINED, failure_of
@@ -22,6 +21,7 @@ from nfdt_client.feed import Feeder
 from nfdt_client.fit_record import FitRecord
 from nfdt_client.handle import describe_stall, epoch_logs
 from nfdt_client.job import InteractiveJob, StateLost
+from nfdt_client.kept_state import back_up
 from nfdt_client.model_state import ModelState
 from nfdt_client.replay import REPLAYED, validations, without_saving
 from nfdt_client.requests import Requests

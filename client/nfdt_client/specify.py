@@ -1,8 +1,9 @@
-"""Conversion of a captured ``fit`` to a job specification and the artifacts it names."""
+"""Conversion of a captured ``fit`` to a job specification, its name, and the artifacts it names."""
 
 from __future__ import annotations
 
 import getpass
+import itertools
 import os
 import random
 import secrets
@@ -238,3 +239,19 @@ def _add_arrays(arrays: Sequence[np.ndarray[Any, Any]], blobs: dict[str, Blob]) 
     made = [array_blob(array) for array in arrays]
     blobs.update({blob.sha256: blob for blob in made})
     return tuple(blob.sha256 for blob in made)
+
+
+class JobNames:
+    """Names of the jobs of successive fits: NAME, NAME-2, NAME-3 and so on.
+
+    Args:
+        name: The first name; None: the jobs have no names.
+    """
+
+    def __init__(self, name: str | None) -> None:
+        self._name, self._numbers = name, itertools.count(1)
+
+    def next(self) -> str:
+        """Return the name of the next job; "" for none."""
+        number = next(self._numbers)
+        return "" if self._name is None else self._name if number == 1 else f"{self._name}-{number}"
