@@ -20,8 +20,7 @@ import numpy as np
 
 from hfdt.runtime.artifacts import ReadableArtifacts
 from hfdt.runtime.batch_split import prepared_ahead, split_rows, weight_of
-from hfdt.runtime.communicator import Communicator
-from hfdt.runtime.devices import device_name
+from hfdt.runtime.communicator import Communicator, device_name
 from hfdt.runtime.shared_denominator import SharedDenominator
 from hfdt.runtime.step import AllreduceStep
 from nfdt.core.arrays.layout import Array

@@ -17,8 +17,7 @@ import numpy as np
 from nfdt_client.handle import LEVELS, JobHandle, JobResult, JobStatus, describe_log, status_of
 from nfdt_client.upload import download
 
-from nfdt.cli.epoch_bar import draw
-from nfdt.cli.job_plot import plot_job
+from nfdt.cli.job_pictures import draw, plot_job
 from nfdt.cli.options import connection_options, log_to_stderr, open_connection
 from nfdt.cli.process import quiet_start
 from nfdt.cli.table import count_of, format_bytes, render, worker_table

@@ -34,7 +34,7 @@ from nfdt.core.wire.channel import join_address
 from nfdt.launch.machine import certificate_hosts, find_gpus, public_host
 from nfdt.launch.one_time_tls import authority_file, one_time_tls
 from nfdt.launch.rendezvous import RendezvousInfo, await_rendezvous, publish_rendezvous, rendezvous_file
-from nfdt.launch.slot_options import SlotOptions
+from nfdt.launch.slot_process import SlotOptions
 
 START_S = 60.0
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")

@@ -24,7 +24,7 @@ from nfdt.core.wire.channel import split_address
 from nfdt.core.work.slot_connection import GRACE_S, PATIENCE_S
 from nfdt.jobserver.main import ServerOptions, serve
 from nfdt.launch.machine import find_gpus, route_address
-from nfdt.launch.slot_options import SlotOptions
+from nfdt.launch.slot_process import SlotOptions
 
 LOG_DIR = Path("~/.cache/nfdt/logs")
 STATE_DIR = Path("~/.nfdt")

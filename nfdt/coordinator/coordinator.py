@@ -34,7 +34,7 @@ from nfdt.core.clock import Clock
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work.instructions import Effect, ForgetWorker, GiveUp, Instruction, Leave, Report, Wait
 from nfdt.planning import PlanChoice
-from nfdt.schedulers.batch_size import LocalSizes
+from nfdt.schedulers.batch_policies import LocalSizes
 from nfdt.schedulers.pulled import RowSplit
 
 

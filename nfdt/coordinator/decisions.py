@@ -13,7 +13,7 @@ from nfdt.coordinator.plan_follower import PlanFollower
 from nfdt.coordinator.speed_report import SpeedReport
 from nfdt.coordinator.speeds import SpeedTracker
 from nfdt.core.specs.job import JobSpec
-from nfdt.schedulers.batch_size import LocalSizes
+from nfdt.schedulers.batch_policies import LocalSizes
 
 
 @dataclass(frozen=True)

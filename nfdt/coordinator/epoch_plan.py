@@ -19,7 +19,7 @@ from nfdt.schedulers import (
     TaskSource,
     order_crc,
 )
-from nfdt.schedulers.batch_size import LocalSizes
+from nfdt.schedulers.batch_policies import LocalSizes
 
 
 @dataclass(frozen=True)

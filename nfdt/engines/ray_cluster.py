@@ -17,7 +17,7 @@ from nfdt_client.embedded import EmbeddedServer
 from nfdt_client.options import Options
 
 from nfdt.core.errors import JobFailed, NotInstalled, ServerUnreachable, UsageError
-from nfdt.core.jobs.launcher import Role
+from nfdt.core.jobs.runner import Role
 from nfdt.core.wire.channel import join_address
 from nfdt.engines.ray_slot import STOP_S, RaySlot, RaySlotAccess
 from nfdt.launch.one_time_tls import authority_file, one_time_tls

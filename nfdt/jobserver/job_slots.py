@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.core.jobs.admission import backend_of, version_conflict
-from nfdt.core.jobs.launcher import Role
+from nfdt.core.jobs.runner import Role
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.channel import is_loopback

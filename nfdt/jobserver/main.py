@@ -27,8 +27,7 @@ from nfdt.core.host.parent import Parent
 from nfdt.core.host.private_files import ensure_folder
 from nfdt.core.host.start_log import note_start
 from nfdt.core.jobs.artifacts import ArtifactStore
-from nfdt.core.jobs.audit import AuditLog
-from nfdt.core.jobs.rights import Holder, Holders, ensure_token_file
+from nfdt.core.jobs.rights import AuditLog, Holder, Holders, ensure_token_file
 from nfdt.core.jobs.service import JobsService
 from nfdt.core.wire import jobs_pb2_grpc, workers_pb2_grpc
 from nfdt.core.wire.channel import is_loopback, join_address, make_server, split_address

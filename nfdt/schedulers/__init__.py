@@ -1,7 +1,7 @@
 """Distribution of samples to workers: pure, without clock or thread."""
 
 from nfdt.core.order import order_crc
-from nfdt.schedulers.batch_size import BatchSizes, Bounds
+from nfdt.schedulers.batch_policies import BatchSizes, Bounds
 from nfdt.schedulers.leases import LeaseBook
 from nfdt.schedulers.proportions import (
     Runner,

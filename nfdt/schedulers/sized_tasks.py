@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from nfdt.schedulers.batch_size import LocalSizes
+from nfdt.schedulers.batch_policies import LocalSizes
 from nfdt.schedulers.ranges import Ranges, RowRange, RowSet
 from nfdt.schedulers.sources import SharedTasks
 from nfdt.schedulers.tasks import Position, Task, TaskPlan

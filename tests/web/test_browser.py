@@ -21,8 +21,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 import nfdt
 from nfdt.core.jobs.artifacts import ArtifactStore
-from nfdt.core.jobs.audit import AuditLog
-from nfdt.core.jobs.rights import Holders
+from nfdt.core.jobs.rights import AuditLog, Holders
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.web.server import PageAddress, PageServer, PageSource

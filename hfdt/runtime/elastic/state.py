@@ -20,8 +20,7 @@ from horovod.common.elastic import State
 
 from hfdt.runtime.artifacts import share
 from hfdt.runtime.communicator import Communicator
-from hfdt.runtime.elastic.job import ElasticJob
-from hfdt.runtime.elastic.snapshot import Snapshot
+from hfdt.runtime.elastic.job import ElasticJob, Snapshot
 from hfdt.runtime.execution import Command, execute, instruction_of
 from nfdt.core.errors import JobFailed
 from nfdt.core.specs.job import parse_job

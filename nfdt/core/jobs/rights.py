@@ -1,4 +1,4 @@
-"""Rights of the holders of tokens: what each role may do, whose jobs a holder sees, the holder's quotas; token files.
+"""Rights of the holders of tokens: what each role may do, whose jobs a holder sees, its quotas, and the audit log.
 
 A line of a token file is a secret, whose holder is an administrator, or ``NAME ROLE SECRET [jobs=N] [workers=N]``. The
 file is readable by its owner only.
@@ -7,10 +7,13 @@ file is readable by its owner only.
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
 import os
 import secrets
 import stat
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -26,6 +29,7 @@ _QUOTAS = ("jobs", "workers")
 _JOBS = jobs_pb2.DESCRIPTOR.services_by_name["Jobs"].full_name
 _WORKERS = workers_pb2.DESCRIPTOR.services_by_name["Workers"].full_name
 _READING = frozenset({"Describe", "Download", "List", "OpenPage", "Show", "Slots", "Trace", "Watch"})
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -162,3 +166,47 @@ def _unusable(path: Path, error: OSError | UnicodeDecodeError) -> UsageError:
         f"Token file: expected a text file that user {os.geteuid()} can read, or a place where a server can make one. "
         f"Received: {path} ({what}). Name another file, or change the permissions of this one."
     )
+
+
+class AuditLog:
+    """Append-only file of actions; every method may be called from any thread.
+
+    Args:
+        path: The file; created with mode 0600 if it does not exist.
+        now: Returns the Unix time in seconds.
+
+    Raises:
+        UsageError: The file cannot be opened for appending.
+    """
+
+    def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
+        self._path, self._now = path, now
+        try:
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise UsageError(
+                f"Audit log: expected a file that this user can append to, or none. Received: {path} "
+                f"({error.strerror}). Change its permissions, or choose another state directory."
+            ) from None
+
+    def write(self, action: str, holder: Holder, peer: str, job_id: str = "", **details: str) -> None:
+        """Append a line; a line that cannot be written (full disk) goes to the server's log instead.
+
+        Args:
+            action: Name of the action, such as ``submit``.
+            holder: Holder of the token that came with the call.
+            peer: Address of the caller.
+            job_id: Job that the action is about.
+            **details: More fields of the line.
+        """
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._now()))
+        line = {"at": at, "action": action, "who": holder.owner, "role": holder.role, "from": peer, "job": job_id}
+        text = json.dumps({**{key: value for key, value in line.items() if value}, **details}) + "\n"
+        try:
+            os.write(self._descriptor, text.encode())  # one call: lines of several threads do not mix
+        except OSError as error:
+            _log.error("%s cannot be written (%s): %s", self._path, error.strerror, text.strip())
+
+    def close(self) -> None:
+        """Close the file; nothing can be written afterwards."""
+        os.close(self._descriptor)

@@ -21,8 +21,7 @@ from nfdt.core.program.building import build_model, describe_batch, save_assets
 from nfdt.core.program.code import digest_sources, dump_objects
 from nfdt.core.program.collect import CustomObjects, collecting
 from nfdt.core.program.compiling import describe_compilation, overrides
-from nfdt.core.program.configured import is_configured
-from nfdt.core.program.described import describe_layers
+from nfdt.core.program.described import describe_layers, is_configured
 from nfdt.core.program.forward_check import record_outputs
 from nfdt.core.program.local_optimizers import (
     Described,

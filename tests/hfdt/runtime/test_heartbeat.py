@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("horovod", reason="no Horovod: ./scripts/install-horovod")
 
-from hfdt.runtime.elastic.leader import ElasticLeader
+from hfdt.runtime.elastic.rank import ElasticLeader
 from hfdt.runtime.execution import Command
 from hfdt.runtime.leader import GroupLeader, Leader
 from nfdt.core.wire import workers_pb2 as pb
