@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from nfdt.core.errors import JobFailed, JobTaken, NotStored, PolicyRefused, Terminated, UsageError
 from nfdt.core.events import Event
@@ -29,15 +29,9 @@ from nfdt_client.requests import Requests
 logger = logging.getLogger(__name__)
 
 Logs = dict[str, Any]
+Validation = Callable[[int], Logs | None]
+"""Validation in this process after an epoch; returns logs, without prefix, or None in an epoch without validation."""
 REFRESH_FACTOR = 9.0
-
-
-class Validation(Protocol):
-    """Validation that runs in this process."""
-
-    def __call__(self, epoch: int) -> Logs | None:
-        """Return the validation logs, without prefix, of the current model; None in an epoch without validation."""
-        ...
 
 
 @dataclass(frozen=True)

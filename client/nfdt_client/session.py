@@ -28,7 +28,7 @@ from nfdt_client.embedded import StartedServer, embedded_server
 from nfdt_client.failures import trained_before
 from nfdt_client.feed import Feeder
 from nfdt_client.fit_record import FitRecord
-from nfdt_client.job import InteractiveJob
+from nfdt_client.job import InteractiveJob, start_line
 from nfdt_client.kept_state import describe_kept, keep_failure
 from nfdt_client.local_fit import IN_A_FIT, Fallback, LocalFits, may_train_here
 from nfdt_client.mirror import Fit, Mirror, begin_epoch
@@ -43,7 +43,6 @@ from nfdt_client.program_checks import (
     require_backend_of,
 )
 from nfdt_client.specify import JobNames, Submission, specify
-from nfdt_client.start_line import start_line
 from nfdt_client.tracebacks import hide_frames
 from nfdt_client.training_data import Stream
 from nfdt_client.upload import upload

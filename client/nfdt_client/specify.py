@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -20,7 +20,6 @@ from pydantic import ValidationError
 from nfdt.core.arrays.pytree import flatten_structure
 from nfdt.core.errors import UsageError
 from nfdt.core.host.machine import versions
-from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec
 from nfdt_client.captured import Capture
 from nfdt_client.options import Options
@@ -29,24 +28,8 @@ from nfdt_client.program_checks import algorithm_for
 from nfdt_client.training_data import Arrays, GraphData, Indexed, Stream
 from nfdt_client.upload import Blob, array_blob
 
-
-class Packed(Protocol):
-    """Result of :func:`nfdt.core.program.pack.pack`."""
-
-    @property
-    def manifest(self) -> Manifest:
-        """The program's JSON."""
-        ...
-
-    @property
-    def artifacts(self) -> dict[str, bytes]:
-        """Artifacts that the manifest names, by hash."""
-        ...
-
-    @property
-    def code(self) -> bool:
-        """Whether the artifacts include pickled code."""
-        ...
+if TYPE_CHECKING:
+    from nfdt.core.program.pack import PackedProgram  # imports Keras
 
 
 @dataclass(frozen=True)
@@ -60,7 +43,7 @@ class Submission:
 
 def specify(
     captured: Capture,
-    packed: Packed,
+    packed: PackedProgram,
     options: Options,
     *,
     cluster: ClusterSpec,
@@ -96,7 +79,7 @@ def specify(
 
 
 def specify_evaluation(
-    model: Any, data: Arrays, method: str, packed: Packed, options: Options, cluster: ClusterSpec
+    model: Any, data: Arrays, method: str, packed: PackedProgram, options: Options, cluster: ClusterSpec
 ) -> Submission:
     """Return the job specification of ``evaluate`` or ``predict`` and its artifacts.
 
@@ -125,7 +108,7 @@ def specify_evaluation(
 
 
 def _submission(
-    packed: Packed, blobs: dict[str, Blob], options: Options, fields: Callable[[], dict[str, Any]]
+    packed: PackedProgram, blobs: dict[str, Blob], options: Options, fields: Callable[[], dict[str, Any]]
 ) -> Submission:
     """Return a submission; ``fields`` makes those fields of the specification that depend on the call."""
     program = Blob(packed.manifest.to_bytes())
