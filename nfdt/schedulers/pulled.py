@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nfdt.schedulers.ranges import RowRange
+from nfdt.schedulers.sources import TaskSource
 from nfdt.schedulers.tasks import Position, Task
 
 
@@ -21,7 +21,7 @@ class _Stock:
         return self.over and not self.waiting
 
 
-class PulledTasks:
+class PulledTasks(TaskSource):
     """Tasks of one epoch without content: each is the next batch of the worker that leases it.
 
     The epoch ends after ``steps``, or when every worker that takes part has no more batches.
@@ -30,8 +30,6 @@ class PulledTasks:
         steps: Maximum number of steps; None: no limit.
         begin: Position at which the epoch begins.
     """
-
-    rows = None
 
     def __init__(self, steps: int | None = None, begin: Position | None = None) -> None:
         self._steps = steps
@@ -88,13 +86,6 @@ class PulledTasks:
         """
         self._issued -= len(tasks)
         return ()
-
-    def skip(self, trained: Sequence[RowRange]) -> int:
-        """Return 0: batches have no row numbers."""
-        return 0
-
-    def divide(self, weights: Mapping[str, float]) -> None:
-        """Do nothing: batches belong to the workers that make them."""
 
     def release(self, worker: str) -> None:
         """Forget a lost worker."""
