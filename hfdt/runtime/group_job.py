@@ -20,9 +20,9 @@ from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.training import data
+from nfdt.core.training.data import BatchSource
 from nfdt.core.training.gradient_step import WeightSetter
 from nfdt.core.training.host_batches import rows_of
-from nfdt.core.training.sources import BatchSource
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.spans import SpanRing
 from nfdt.core.work.statistics import BY_RANK, codec_totals, push_totals, step_totals

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from nfdt.core.arrays.layout import Array, RowSelection
+from nfdt.core.training.data import BatchSource
 from nfdt.core.training.dataset_graph import DatasetGraph
 from nfdt.core.training.dataset_run import DatasetRun, Take, check_files
 from nfdt.core.training.host_batches import as_batch
@@ -104,8 +105,8 @@ class BatchReader:
         return True
 
 
-class GraphSource:
-    """Source of the batches of one iteration after the other; a thread makes them ahead of the training.
+class GraphSource(BatchSource):
+    """Source of the batches of one iteration after the other, which may go on over epochs; a thread is ahead.
 
     Args:
         graph: Graph of the dataset.
@@ -161,15 +162,6 @@ class GraphSource:
     def batch(self, rows: RowSelection) -> Any:
         """Return the next batch, whatever the rows; it has been reported as waiting."""
         return self._reader.take()
-
-    def prefetch(self, rows: Sequence[RowSelection]) -> None:
-        """Do nothing: the reader is ahead."""
-
-    def begin_epoch(self, epoch: int, first: int) -> None:
-        """Do nothing: an epoch begins or continues an iteration."""
-
-    def end_epoch(self) -> None:
-        """Do nothing: an iteration may go on over epochs."""
 
     def close(self) -> None:
         """End the iteration and its thread."""

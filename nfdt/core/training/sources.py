@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from nfdt.core.training.graph_source import GraphSource
 from nfdt.core.training.host_batches import as_batch
 
 
-class IndexedSource:
+class IndexedSource(data.BatchSource):
     """Batches of a PyDataset; a row of the plan is the index of a batch.
 
     Args:
@@ -185,32 +185,6 @@ def _seeded(*numbers: int) -> Iterator[None]:
         np.random.set_state(numpy)
 
 
-class BatchSource(Protocol):
-    """Batches by the rows of the coordinator's plan.
-
-    Attributes:
-        whole: Whether a row is a whole batch; otherwise it is a sample.
-    """
-
-    whole: bool
-
-    def batch(self, rows: RowSelection) -> Any:
-        """Return the pytree of these rows."""
-        ...
-
-    def prefetch(self, rows: Sequence[RowSelection]) -> None:
-        """Prepare the batches of these rows, which will be needed in this order; forget all others."""
-        ...
-
-    def begin_epoch(self, epoch: int, first: int) -> None:
-        """Begin an epoch; epochs count from ``first``."""
-        ...
-
-    def end_epoch(self) -> None:
-        """End the epoch that has begun, if it has not ended."""
-        ...
-
-
 @dataclass(frozen=True)
 class RowTaker:
     """Access of this process to the rows of a dataset.
@@ -233,7 +207,7 @@ def open_source(
     open_array: Callable[[str], Array],
     open_rows: Callable[[str], Array | data.RowArray],
     rows: RowTaker | None = None,
-) -> BatchSource | None:
+) -> data.BatchSource | None:
     """Open a source; None without data, or where a client feeds them.
 
     Args:
@@ -269,7 +243,7 @@ def open_source(
 
 def changeable(
     spec: DataSpec | None,
-    source: BatchSource | None,
+    source: data.BatchSource | None,
     read: Callable[[str], bytes],
     open_array: Callable[[str], Array],
 ) -> ChangeableSource:

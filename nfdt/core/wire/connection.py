@@ -13,9 +13,9 @@ import ssl
 import struct
 import tempfile
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
 
 from nfdt.core.errors import UsageError
 
@@ -69,28 +69,32 @@ def checked(expected: str, *pems: Pem | None) -> Iterator[None]:
         ) from None
 
 
-class Connection(Protocol):
-    """A connected peer."""
+class Connection(ABC):
+    """A connected peer; no wait of one call is longer than ``timeout_s``."""
 
+    _peer: socket.socket
+
+    @abstractmethod
     def send(self, parts: Sequence[memoryview]) -> int:
         """Send the beginning of ``parts`` and return its length in bytes. Raises TimeoutError or OSError."""
-        ...
 
+    @abstractmethod
     def receive(self, view: memoryview) -> int:
         """Receive into ``view`` and return the number of bytes, 0 at the end. Raises TimeoutError or OSError."""
-        ...
 
     def shut_down(self, how: int) -> None:
         """End sending, receiving or both (``socket.SHUT_*``); wakes other threads that wait for the connection."""
-        ...
+        with contextlib.suppress(OSError):  # not connected any more
+            # SSLSocket.shutdown drops the keys: later data would be sent unencrypted.
+            socket.socket.shutdown(self._peer, how)
 
     def close(self) -> None:
         """Close the connection's descriptor."""
-        ...
+        self._peer.close()
 
 
-class PlainConnection:
-    """See :class:`Connection`; ``timeout_s`` is the longest wait of one call."""
+class PlainConnection(Connection):
+    """Connection without TLS, which blocks in the kernel."""
 
     def __init__(self, peer: socket.socket, timeout_s: float) -> None:
         _prepare(peer)
@@ -102,30 +106,22 @@ class PlainConnection:
         self._peer = peer
 
     def send(self, parts: Sequence[memoryview]) -> int:
-        """See ``Connection``."""
+        """Send the beginning of ``parts``."""
         try:
             return self._peer.sendmsg(parts)
         except BlockingIOError:
             raise TimeoutError("The other side takes nothing.") from None
 
     def receive(self, view: memoryview) -> int:
-        """See ``Connection``."""
+        """Receive into ``view``."""
         try:
             return self._peer.recv_into(view)
         except BlockingIOError:
             raise TimeoutError("Nothing came in time.") from None
 
-    def shut_down(self, how: int) -> None:
-        """See ``Connection``."""
-        _shut_down(self._peer, how)
 
-    def close(self) -> None:
-        """See ``Connection``."""
-        self._peer.close()
-
-
-class TlsConnection:
-    """See :class:`Connection`; ``timeout_s`` is the longest wait for the peer."""
+class TlsConnection(Connection):
+    """Connection with TLS, which waits for the peer outside of the TLS object."""
 
     def __init__(self, peer: ssl.SSLSocket, timeout_s: float) -> None:
         _prepare(peer)
@@ -134,20 +130,12 @@ class TlsConnection:
         self._lock = threading.Lock()
 
     def send(self, parts: Sequence[memoryview]) -> int:
-        """See ``Connection``."""
+        """Send the beginning of ``parts``."""
         return self._when_ready(self._peer.send, parts[0])
 
     def receive(self, view: memoryview) -> int:
-        """See ``Connection``."""
+        """Receive into ``view``."""
         return self._when_ready(self._peer.recv_into, view)
-
-    def shut_down(self, how: int) -> None:
-        """See ``Connection``."""
-        _shut_down(self._peer, how)
-
-    def close(self) -> None:
-        """See ``Connection``."""
-        self._peer.close()
 
     def _when_ready(self, operation: Callable[[memoryview], int], view: memoryview) -> int:
         while True:
@@ -227,10 +215,3 @@ def _prepare(peer: socket.socket) -> None:
     for name, value in _KEEPALIVE.items():
         if hasattr(socket, name):
             peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def _shut_down(peer: Any, how: int) -> None:
-    try:
-        socket.socket.shutdown(peer, how)  # SSLSocket.shutdown drops the keys: later data would be sent unencrypted
-    except OSError:  # not connected any more
-        return
