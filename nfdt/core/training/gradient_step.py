@@ -14,8 +14,7 @@ from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError
 from nfdt.core.training.denominator import SUM, LossDenominator
 from nfdt.core.training.direct_call import DirectCall, Prepared
-from nfdt.core.training.loss_scale import LossScale
-from nfdt.core.training.recording_optimizer import RecordingOptimizer
+from nfdt.core.training.recording_optimizer import LossScale, RecordingOptimizer
 from nfdt.core.training.replacing_optimizer import replace_everywhere
 from nfdt.core.training.step_result import GradientResult, check_layout, flat_logs, own_loss_scale
 from nfdt.core.training.tables import Tables
