@@ -15,7 +15,6 @@ from nfdt_client.options import Options
 from nfdt_client.session import Session
 
 from nfdt.cli.process import quiet_start
-from nfdt.cli.work import Profile
 from nfdt.core import keras_internals
 from nfdt.core.clock import Clock, SystemClock
 from nfdt.core.program import unpack
@@ -26,7 +25,7 @@ from nfdt.core.specs.presets import DEFAULT_PRESET
 from nfdt.core.training.epoch_timer import EpochTimer
 from nfdt.core.training.host_batches import leaves, map_arrays, rows_of
 from nfdt.core.training.steps import make_step
-from nfdt.planning.calibration import MeasuredEpochs, MeasuredWorker, measured_worker
+from nfdt.planning.calibration import MeasuredEpochs, MeasuredWorker, Profile, measured_worker
 from nfdt.schedulers import StepTime
 from nfdt.shard.building import build_store
 from nfdt.shard.in_process import InProcessClient
