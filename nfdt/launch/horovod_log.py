@@ -1,4 +1,4 @@
-"""What Horovod writes: stall warnings and the ring's own messages in a growing log, and its timeline."""
+"""Output of Horovod: stall warnings and the ring's own messages in a growing log, and its timeline."""
 
 from __future__ import annotations
 
