@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from tests.support.horovod_scripts import needs_horovod
 from tests.support.scripts import DEADLINE_S, answer, environment
 
 CHANGES = """
@@ -215,7 +214,7 @@ def test_a_variable_of_a_loss_that_the_step_counts_up_comes_back(outcome):
     assert outcome["one worker"] == outcome["batches"][1]
 
 
-@needs_horovod
+@pytest.mark.horovod
 @pytest.mark.timeout(DEADLINE_S)
 def test_ranks_see_what_callbacks_change(run_script):
     found = answer(
