@@ -214,6 +214,7 @@ class Session:
         name = self._names.next()
         listeners = callbacks.callback_list(captured, self.options)
         model.stop_training = False
+        captured.hash_arrays()
         listeners.on_train_begin()
         initial_epoch = int(keras_internals.restored_epoch(model) or captured.arguments["initial_epoch"])
         if initial_epoch >= captured.epochs:

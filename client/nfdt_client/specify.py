@@ -9,7 +9,7 @@ import random
 import secrets
 import sys
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import ValidationError
 
-from nfdt.core.arrays.pytree import flatten_structure
 from nfdt.core.errors import UsageError
 from nfdt.core.host.machine import versions
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec
@@ -198,7 +197,7 @@ def _data_spec(choice: Choice, blobs: dict[str, Blob]) -> DataSpec:
     if isinstance(data, Indexed):
         code = Blob(data.shipped.code)
         blobs[code.sha256] = code
-        arrays = _add_arrays(data.shipped.arrays, blobs)
+        arrays = _add(map(array_blob, data.shipped.arrays), blobs)
         return DataSpec(kind="indexed", batches=data.batches, arrays=arrays, code=code.sha256, reason=reason)
     if isinstance(data, GraphData):
         shipped = data.shipped
@@ -207,21 +206,22 @@ def _data_spec(choice: Choice, blobs: dict[str, Blob]) -> DataSpec:
         return DataSpec(
             kind="dataset",
             batches=shipped.batches,
-            arrays=_add_arrays(shipped.arrays, blobs),
+            arrays=_add(map(array_blob, shipped.arrays), blobs),
             code=graph.sha256,
             rows=shipped.rows,
             split=shipped.split,
             reason=reason,
         )
-    structure, parts = flatten_structure(data.pytree)
-    arrays = _add_arrays(parts, blobs)
+    structure, made = data.blobs
+    arrays = _add(made, blobs)
     return DataSpec(kind="arrays", structure=structure, arrays=arrays, samples=data.samples, reason=reason)
 
 
-def _add_arrays(arrays: Sequence[np.ndarray[Any, Any]], blobs: dict[str, Blob]) -> tuple[str, ...]:
-    made = [array_blob(array) for array in arrays]
-    blobs.update({blob.sha256: blob for blob in made})
-    return tuple(blob.sha256 for blob in made)
+def _add(made: Iterable[Blob], blobs: dict[str, Blob]) -> tuple[str, ...]:
+    """Add blobs, and return their names."""
+    added = list(made)
+    blobs.update({blob.sha256: blob for blob in added})
+    return tuple(blob.sha256 for blob in added)  # equal arrays have one blob, and each its name
 
 
 class JobNames:

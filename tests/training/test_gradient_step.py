@@ -121,6 +121,16 @@ def test_the_float16_scale_halves_on_overflow_and_doubles_after_finite_steps(wor
     np.testing.assert_allclose(there.step(weights, (x, y)).gradient, plain, rtol=1e-2)
 
 
+def test_a_loss_function_may_return_a_number_of_python(worker, batches):
+    model = network()
+    model.compile(keras.optimizers.SGD(0.1), lambda y, prediction: 0)
+    there = worker(model, batches[0])
+    result = there.step(np.asarray(there.weights), batches[0])
+    (penalty,) = model.losses
+    assert float(result.logs["loss"]) == pytest.approx(float(penalty))
+    assert np.asarray(result.gradient).any()  # that of the regularizer
+
+
 class Embedded(keras.Model):
     """Model with sparse gradients, a variable without one, and a ``train_step`` that reads the optimizer."""
 

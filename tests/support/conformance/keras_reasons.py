@@ -13,10 +13,10 @@ DIFFERENCES: dict[str, str] = {
         "The `call` of a layer writes with `tf.summary`. Workers have no writer of summaries, so it is lost."
     ),
 }
-"""Patterns of a test and of its error after it, and the reason."""
+"""Patterns of the configuration, the test and its error, one after the other, and the reason."""
 
 
-def reason_to_differ(test: str, line: str) -> str:
-    """Return the reason for which a test fails with an error; "": none is known."""
-    found = (reason for pattern, reason in DIFFERENCES.items() if re.search(pattern, f"{test}: {line}"))
-    return next(found, "")
+def reason_to_differ(configuration: str, test: str, line: str) -> str:
+    """Return the reason for which a test fails with an error in a configuration, named by title; "": none is known."""
+    text = f"{configuration}: {test}: {line}"
+    return next((reason for pattern, reason in DIFFERENCES.items() if re.search(pattern, text)), "")
