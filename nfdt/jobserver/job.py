@@ -162,9 +162,9 @@ class Job:
         """Store the state of the shards, so that the next server leases nothing twice; does nothing without shards."""
         with self._context.changed:
             training = None if self._context.ended else self._context.training
-        if training is not None and training.snapshots is not None:
+        if training is not None and training.recovery is not None:
             with contextlib.suppress(NfdtError):  # the next server goes on from the snapshot before
-                training.snapshots.take()
+                training.recovery.take()
 
     def stop_with_server(self) -> None:
         """End the job because the server stops."""

@@ -120,8 +120,8 @@ class JobResults:
         else:
             artifact = context.store(lambda: context.server.artifacts.put(coordinator.merger.metrics))
         context.job_log.result(artifact, self._statistics(self._training.shards.statistics()), context.spec.method)
-        if self._training.snapshots is not None:
-            self._training.snapshots.forget()
+        if self._training.recovery is not None:
+            self._training.recovery.forget()
 
     def _report_refused(self, statistics: Mapping[str, Mapping[str, Any]]) -> None:
         """Warn per epoch about workers whose pushes the shards refused."""

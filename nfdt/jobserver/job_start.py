@@ -9,7 +9,6 @@ from nfdt.jobserver.job_slot import ShardState
 from nfdt.jobserver.outcome import JobOutcome
 from nfdt.jobserver.shard_clients import ShardClients, connect_shards
 from nfdt.jobserver.snapshots import StateComposer, merger_of
-from nfdt.jobserver.topologies.shard_snapshots import ShardSnapshots
 
 
 def start_training(context: JobContext) -> ActiveTraining:
@@ -47,25 +46,13 @@ def start_training(context: JobContext) -> ActiveTraining:
 def _assemble(context: JobContext) -> ActiveTraining:
     server, topology = context.server, context.topology
     merger = merger_of(context.manifest, server.artifacts)
-    shards = topology.connect(lambda: _connect(context))
     policy = topology.view.policy(topology.spec)
     coordinator = Coordinator(
-        _coordinator_spec(context),
-        policy,
-        context.clock,
-        merger,
-        topology.sizes,
-        restorable=topology.recovery is not None,
+        _coordinator_spec(context), policy, context.clock, merger, topology.sizes, restorable=topology.restores
     )
+    shards = topology.connect(lambda: _connect(context), coordinator)
     composer = StateComposer(shards, merger, server.artifacts)
-    return ActiveTraining(shards, composer, coordinator, _snapshots(context, coordinator))
-
-
-def _snapshots(context: JobContext, coordinator: Coordinator) -> ShardSnapshots | None:
-    topology, interval_s = context.topology, context.spec.cluster.snapshot_s
-    if topology.recovery is None:
-        return None
-    return ShardSnapshots(topology.context, coordinator, topology.recovery, context.artifacts, interval_s)
+    return ActiveTraining(shards, composer, coordinator, topology.recovery)
 
 
 def _connect(context: JobContext) -> ShardClients:

@@ -126,8 +126,8 @@ class TrainingLoop(EffectHandler):
         with context.changed:
             incarnation = context.slots.incarnation
         training.shards.flush()
-        if training.snapshots is not None:
-            training.snapshots.renew(incarnation)
+        if training.recovery is not None:
+            training.recovery.renew(incarnation)
         with context.changed:
             self._coordinator.flushed(epoch)
             context.changed.notify_all()
