@@ -31,7 +31,7 @@ class MovingShards:
         closed: Whether the job has ended.
     """
 
-    def __init__(self, current: ShardClients, deadline_s: float, what: str, *, repeats_writes: bool = False) -> None:
+    def __init__(self, current: ShardClients, deadline_s: float, what: str, repeats_writes: bool = False) -> None:
         self._current, self._deadline_s, self._what = current, deadline_s, what
         self._retired: list[ShardClients] = []
         self._changed = threading.Condition()

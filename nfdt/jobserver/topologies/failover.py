@@ -32,21 +32,18 @@ class Failover(ABC):
     Args:
         context: Parts of the job.
         coordinator: Coordinator of the job.
-        machine: The state machine, which ``context.changed`` guards.
         connect: Function that creates the client of the shards at their current addresses.
+
+    Attributes:
         shards: Client of the current shards.
     """
 
-    def __init__(
-        self,
-        context: TopologyContext,
-        coordinator: Coordinator,
-        machine: FailoverMachine,
-        connect: Callable[[], ShardClients],
-        shards: MovingShards,
-    ) -> None:
-        self._context, self._coordinator, self._machine = context, coordinator, machine
-        self._slots, self._changed, self._connect, self.shards = context.slots, context.changed, connect, shards
+    _machine: FailoverMachine
+    shards: MovingShards
+
+    def __init__(self, context: TopologyContext, coordinator: Coordinator, connect: Callable[[], ShardClients]) -> None:
+        self._context, self._slots, self._changed = context, context.slots, context.changed
+        self._coordinator, self._connect = coordinator, connect
 
     @property
     def running(self) -> bool:
@@ -153,9 +150,9 @@ class LeaderFailover(Failover):
             f"The rank that spoke for the ring is gone. Expected: another one within {deadline_s:.0f} s. "
             f"Received: none; see {ring.log}. Submit the job again."
         )
-        machine = FailoverMachine(context.server.clock, deadline_s, too_late)
-        shards = MovingShards(connect(), deadline_s, "rank of the ring", repeats_writes=True)
-        super().__init__(context, coordinator, machine, connect, shards)
+        super().__init__(context, coordinator, connect)
+        self._machine = FailoverMachine(context.server.clock, deadline_s, too_late)
+        self.shards = MovingShards(connect(), deadline_s, "rank of the ring", repeats_writes=True)
         self._ring = ring
 
     def _positions(self) -> list[JobSlot]:

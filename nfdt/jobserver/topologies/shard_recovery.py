@@ -47,9 +47,9 @@ class ShardRecovery(Failover):
     """
 
     def __init__(self, context: TopologyContext, coordinator: Coordinator, connect: Callable[[], ShardClients]) -> None:
-        shards = MovingShards(connect(), DEADLINE_S, "shard")
-        super().__init__(context, coordinator, coordinator.recovery, connect, shards)
-        self._recovery = coordinator.recovery
+        super().__init__(context, coordinator, connect)
+        self._machine = self._recovery = coordinator.recovery
+        self.shards = MovingShards(connect(), DEADLINE_S, "shard")
         self._replaced: set[str] = set()  # artifacts of earlier snapshots
         threading.Thread(target=self._take_due, name=f"snapshots of {context.job_id}", daemon=True).start()
 
