@@ -24,7 +24,8 @@ class Recovery(FailoverMachine):
 
     Calls exclude each other as the coordinator's do. At most one snapshot is taken at a time::
 
-        begin_snapshot ──> snapshot_step: "wait" ... "copy" or "drop" ──> copied ──> adopt ──> end_snapshot
+        begin_snapshot ──> snapshot_step: "wait" ... "copy" ──> go_on ──> adopt ──> end_snapshot
+                                          "drop", or any failure ────────────────────────^
 
     Args:
         epochs: The epochs of the job.
@@ -107,7 +108,9 @@ class Recovery(FailoverMachine):
 
     def go_on(self) -> None:
         """Lease rounds again: the shards have copied their state. Does nothing the second time."""
-        self._lease_rounds()
+        self._epochs.quiesced = False
+        if self._book is not None:
+            self._book.go_on()
         self._epochs.advance()
 
     def progress(self) -> EpochProgress | None:
@@ -128,7 +131,7 @@ class Recovery(FailoverMachine):
         found = super().lost(part, how)
         if found is not None:
             self._epochs.suspended = True
-            self._lease_rounds()
+            self.go_on()
             if self._epochs.run is not None:
                 self._epochs.run.suspend()
         return found
@@ -147,11 +150,6 @@ class Recovery(FailoverMachine):
         self._effects.useful(now, self._epochs.epoch, None)
         self._epochs.advance()
         return Resume(found.seconds, redone)
-
-    def _lease_rounds(self) -> None:
-        self._epochs.quiesced = False
-        if self._book is not None:
-            self._book.go_on()
 
     @property
     def _book(self) -> LeaseBook | None:

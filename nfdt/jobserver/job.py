@@ -254,9 +254,8 @@ def _assemble(context: JobContext) -> ActiveTraining:
     server, topology = context.server, context.topology
     merger = merger_of(context.manifest, server.artifacts)
     policy = topology.view.policy(topology.spec)
-    coordinator = Coordinator(
-        _coordinator_spec(context), policy, context.clock, merger, topology.sizes, restorable=topology.restores
-    )
+    spec = topology.coordinator_spec().model_copy(update={"attended": True})  # the job permits each epoch
+    coordinator = Coordinator(spec, policy, context.clock, merger, topology.sizes, restorable=topology.restores)
     shards = topology.connect(lambda: _connect(context), coordinator)
     composer = StateComposer(shards, merger, server.artifacts)
     return ActiveTraining(shards, composer, coordinator, topology.recovery)
@@ -265,8 +264,3 @@ def _assemble(context: JobContext) -> ActiveTraining:
 def _connect(context: JobContext) -> ShardClients:
     addresses = [job_slot.address for job_slot in context.slots.shards]
     return connect_shards(addresses, context.manifest, context.slots.shard_key, authority=context.slots.shard_ca)
-
-
-def _coordinator_spec(context: JobContext) -> JobSpec:
-    """Return the specification for the coordinator, which permits no epoch itself: the job permits each one."""
-    return context.topology.coordinator_spec().model_copy(update={"attended": True})

@@ -32,10 +32,9 @@ class MovingShards:
     """
 
     def __init__(self, current: ShardClients, deadline_s: float, what: str, repeats_writes: bool = False) -> None:
-        self._current, self._deadline_s, self._what = current, deadline_s, what
+        self._current, self._deadline_s, self._what, self._repeats_writes = current, deadline_s, what, repeats_writes
         self._retired: list[ShardClients] = []
         self._changed = threading.Condition()
-        self._repeats_writes = repeats_writes
         self._rate: float | None = None  # None: that of the program
         self._written: State | None = None  # since the end of the last epoch
         self.closed = False

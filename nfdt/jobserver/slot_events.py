@@ -76,13 +76,10 @@ class SlotEvents:
             if kind == "ready" and message is not None:
                 if message.ready.incarnation == context.slots.incarnation:
                     job_slot.address = message.ready.address
-            elif not (kind == "lost" and self._is_replaced(job_slot, how)):
+            elif not (kind == "lost" and context.training is not None and context.topology.lost(job_slot, how)):
                 job_slot.gone = True
                 self._gone(job_slot, kind, message, how)
             context.changed.notify_all()
-
-    def _is_replaced(self, job_slot: JobSlot, how: str) -> bool:
-        return self._context.training is not None and self._context.topology.lost(job_slot, how)
 
     def _gone(self, job_slot: JobSlot, kind: SlotMessageKind, message: pb.SlotMessage | None, how: str) -> None:
         error = SlotError(job_slot.name, message.failed, job_slot.members) if message and kind == "failed" else None

@@ -160,10 +160,9 @@ class LeaderFailover(Failover):
 
     def _missing(self) -> Sequence[str]:
         shard, worker = self._positions()
+        there = bool(shard.address)
         if self._machine.stage == "placing":
             there = shard.failing_over and worker.failing_over and self._slots.take_over(shard, worker)
-        else:
-            there = bool(shard.address)
         if not there and (failure := self._ring.failure):
             raise JobFailed(failure)
         return [] if there else ["the next leader"]
