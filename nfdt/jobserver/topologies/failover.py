@@ -94,7 +94,7 @@ class Failover(ABC):
         return not isinstance(effect, Reach) or self._connected(effect.attempt)
 
     def _connected(self, attempt: int) -> bool:
-        """Reach to successors, and repeat what only the memory of the lost ones held; see :meth:`_proceed`."""
+        """Connect to successors, and repeat what only the memory of the lost ones held; see :meth:`_proceed`."""
         current, answered = self._connect(), True
         with self._changed:
             fresh = self._coordinator.fresh
