@@ -240,9 +240,9 @@ class JobSlots:
             job_slot.slot, job_slot.failing_over = taken[0], False
         return bool(taken)
 
-    def restart_shards(self) -> None:
+    def restart_shards(self, incarnation: int) -> None:
         """Start every shard again from ``shard_state``, with another key."""
-        self.incarnation += 1
+        self.incarnation = incarnation
         self.shard_key = secrets.token_hex(32)
         for job_slot in self.shards:
             job_slot.address = ""
