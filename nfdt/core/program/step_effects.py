@@ -204,13 +204,25 @@ _MISSING = object()
 
 def _names_around(model: Any) -> dict[str, Any]:
     """Return the variables of the script that its ``train_step`` methods use, by name."""
-    found: dict[str, Any] = {}
-    for each in type(model).__mro__:
-        step = inspect.unwrap(vars(each)["train_step"]) if "train_step" in vars(each) else None
-        if inspect.isfunction(step) and not step.__module__.startswith("keras."):
-            names = inspect.getclosurevars(step)
-            found |= {**names.globals, **names.nonlocals}
+    steps = [vars(each)["train_step"] for each in type(model).__mro__ if "train_step" in vars(each)]
+    return {name: value for step in steps for name, value in _names_used(step).items()}
+
+
+def _names_used(method: Any) -> dict[str, Any]:
+    """Return the variables of the script with numbers, texts and containers that one of its methods uses, by name."""
+    function = inspect.unwrap(method)
+    if not inspect.isfunction(function) or function.__module__.startswith("keras."):
+        return {}
+    names = inspect.getclosurevars(function)
+    found = {**names.globals, **names.nonlocals}
     return {name: value for name, value in found.items() if isinstance(value, _PLAIN) or _contents(value) is not None}
+
+
+def changes_of_script(method: Any, run: Callable[[], object]) -> list[str]:
+    """Return the names of the script's variables that a method uses and that a run of it changes."""
+    before = {name: _state(value) for name, value in _names_used(method).items()}
+    run()
+    return sorted(name for name, value in _names_used(method).items() if before.get(name, _MISSING) != _state(value))
 
 
 def _state(value: Any, depth: int = _DEPTH) -> Any:
