@@ -35,6 +35,9 @@ DIFFERENCES: dict[str, str] = {
     r", 1, auto: .*test_steps_per_e\w+: (AssertionError|KeyError: 'mse')": _APPROXIMATE,
     rf"bsp, 2, \w+: .*({_LORA}|{_NUMBERS}|{_STEPS})": _HALF,
     rf"ddc-asgd, 2, \w+: .*({_LORA}|{_NUMBERS})": _LATE,
+    r"ddc-asgd, 2, auto: .*test_jax_layer_training_state_dtype_policy: AssertionError": (
+        "The layer's state comes back as the mean of two workers' states, which half precision cannot hold exactly."
+    ),
     r"ddc-asgd, 2, auto: .*backup_and_restore_test\S+: AssertionError: 3 != 6": (
         "The layer counts its batches. Each worker has a count of its own, and the job's count is not their sum."
     ),
