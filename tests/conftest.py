@@ -10,11 +10,10 @@ from contextlib import ExitStack
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from tests.support.machines import Rig, unavailable
-from tests.support.slurm import missing_packages
+from tests.support.machines import Rig
+from tests.support.needs import REASONS, lacking
 
 RUNTIME_DIR = pytest.StashKey[str]()
-NAMESPACES, SLURM = "network namespaces are needed", "Slurm is needed"
 
 # A loaded machine makes any single example slow; the limit on the whole test remains.
 settings.register_profile("nfdt", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
@@ -36,8 +35,12 @@ def pytest_configure(config):
     os.environ["XDG_RUNTIME_DIR"] = config.stash[RUNTIME_DIR] = tempfile.mkdtemp(prefix="nfdt-tests-")
     config.addinivalue_line("markers", "long: takes minutes and rarely breaks; run by ./scripts/test -m long")
     config.addinivalue_line("markers", "feature(*names, area, status, note): what it proves; see scripts/features")
+    config.addinivalue_line("markers", "processes: needs more than packages, or starts processes for long; run by ./scripts/test --all")
     config.addinivalue_line("markers", "machines: needs several machines, made of network namespaces")
     config.addinivalue_line("markers", "slurm: needs the programs of Slurm and several machines")
+    config.addinivalue_line("markers", "horovod: needs Horovod")
+    config.addinivalue_line("markers", "mpi: needs mpirun")
+    config.addinivalue_line("markers", "browser: needs Chromium and its driver")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -60,24 +63,31 @@ def quick_restarts(monkeypatch):
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark the tests that make machines, and with ``processes`` all that need programs, before marks select tests."""
+    for item in items:
+        if "machines" in item.fixturenames:
+            item.add_marker("machines")
+        if any(item.get_closest_marker(need) for need in REASONS):
+            item.add_marker("processes")
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """Leave out tests that need several machines where these cannot be made; with CI set, let them fail."""
-    slurm = item.get_closest_marker("slurm") is not None
-    if not slurm and "machines" not in item.fixturenames and item.get_closest_marker("machines") is None:
-        return
-    for needed, reason in {NAMESPACES: unavailable(), SLURM: missing_packages() if slurm else ""}.items():
-        if reason:
-            (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{needed}: {reason}")
+    """Leave out a test that needs what this machine lacks; with CI set, let it fail."""
+    for need in REASONS:
+        if item.get_closest_marker(need) and (reason := lacking(need)):
+            (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Name the tests that were left out for want of namespaces or Slurm, as no other run of them makes up for it."""
+    """Name the tests that were left out for want of programs, as no other run of them makes up for it."""
     skipped = [r for r in terminalreporter.stats.get("skipped", []) if isinstance(r.longrepr, tuple)]
-    for what, needed in {"network namespaces": NAMESPACES, "Slurm": SLURM}.items():
-        left_out = {r.nodeid: r.longrepr[2].partition(f"{needed}: ")[2] for r in skipped if needed in r.longrepr[2]}
+    for need in REASONS:
+        left_out = {r.nodeid: r.longrepr[2] for r in skipped if r.longrepr[2].startswith(f"Skipped: {need}: ")}
         if left_out:
-            reason = next(iter(left_out.values()))
-            terminalreporter.write_line(f"{len(left_out)} tests were not run: they need {what} ({reason})")
+            reason = next(iter(left_out.values())).removeprefix("Skipped: ")
+            terminalreporter.write_line(f"{len(left_out)} tests were not run. They need {reason}")
             for name in sorted(left_out):
                 terminalreporter.write_line(f"  {name}")
 

@@ -17,7 +17,6 @@ from tests.support.conformance.keras3_spelling import as_keras3, reason_not_comp
 from tests.support.conformance.outcome_file import read_outcomes, write_collected, write_outcome
 from tests.support.conformance.script_suite import Run, error_line, judged
 from tests.support.conformance.verdicts import Outcome, Row, judge, table
-from tests.support.horovod_scripts import needs_horovod
 from tests.support.scripts import DEADLINE_S
 
 PASSED, FAILED = Outcome(True), Outcome(False, line="ValueError: x")
@@ -309,7 +308,7 @@ def test_more():
 """
 
 
-@needs_horovod
+@pytest.mark.horovod
 @pytest.mark.long
 @pytest.mark.timeout(DEADLINE_S)
 @pytest.mark.parametrize("ranks", [1, 2])

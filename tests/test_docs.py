@@ -24,10 +24,6 @@ NAMED_TEST = re.compile(r"(tests/[\w/]+\.py)::(\w+)")
 FENCE = re.compile(r"```bash\n(.*?)```", re.DOTALL)
 
 
-def ids(path: Path) -> str:
-    return str(path.relative_to(ROOT))
-
-
 def links(path: Path) -> list[str]:
     return [link for link in LINK.findall(path.read_text(encoding="utf-8")) if "://" not in link]
 
@@ -44,13 +40,13 @@ def nfdt_commands() -> list[tuple[str, list[str]]]:
         for line in commands(path):
             words = shlex.split(line)
             if "nfdt" in words:
-                found.append((f"{ids(path)}: {line}", words[words.index("nfdt") + 1 :]))
+                found.append((f"{path.relative_to(ROOT)}: {line}", words[words.index("nfdt") + 1 :]))
     return found
 
 
-@pytest.mark.parametrize("path", DOCS, ids=ids)
-def test_links_lead_somewhere(path):
-    missing = [link for link in links(path) if not (path.parent / link.split("#")[0]).exists()]
+def test_links_lead_somewhere():
+    targets = [(path, link) for path in DOCS for link in links(path)]
+    missing = [(str(path), link) for path, link in targets if not (path.parent / link.split("#")[0]).exists()]
     assert missing == []
 
 
@@ -81,21 +77,21 @@ def test_every_number_of_an_algorithm_is_in_the_option_table():
     assert {name for name in numbers if f"| `{name}` |" not in text} == set()
 
 
-@pytest.mark.parametrize(("where", "words"), nfdt_commands(), ids=lambda value: value if isinstance(value, str) else "")
-def test_commands_in_the_documentation_parse(where, words):
-    assert unknown_options(words) == set(), where
+def test_commands_in_the_documentation_parse():
+    unknown = {where: unknown_options(words) for where, words in nfdt_commands()}
+    assert {where: options for where, options in unknown.items() if options} == {}
 
 
-@pytest.mark.parametrize("path", DOCS, ids=ids)
-def test_python_in_the_documentation_parses(path):
-    for block in re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL):
-        ast.parse(block)
+def test_python_in_the_documentation_parses():
+    for path in DOCS:
+        for number, block in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)):
+            ast.parse(block, filename=f"{path}, block {number}")
 
 
-@pytest.mark.parametrize("path", DOCS, ids=ids)
-def test_scripts_in_the_documentation_exist(path):
-    named = [shlex.split(line)[0] for line in commands(path) if line.startswith("./scripts/")]
-    assert [name for name in named if not (ROOT / name).stat().st_mode & 0o100] == []
+def test_scripts_in_the_documentation_exist():
+    lines = [(path, line) for path in DOCS for line in commands(path) if line.startswith("./scripts/")]
+    named = {(str(path), shlex.split(line)[0]) for path, line in lines}
+    assert [(page, name) for page, name in named if not (ROOT / name).stat().st_mode & 0o100] == []
 
 
 def test_exit_codes_are_documented():
@@ -111,6 +107,9 @@ def named_tests() -> list[tuple[str, str]]:
     return sorted({found for path in DOCS for found in NAMED_TEST.findall(path.read_text(encoding="utf-8"))})
 
 
-@pytest.mark.parametrize(("path", "name"), named_tests())
-def test_tests_that_a_page_names_exist(path, name):
-    assert f"\ndef {name}(" in (ROOT / path).read_text(encoding="utf-8")
+def test_tests_that_a_page_names_exist():
+    assert [
+        (path, name)
+        for path, name in named_tests()
+        if f"\ndef {name}(" not in (ROOT / path).read_text(encoding="utf-8")
+    ] == []

@@ -43,7 +43,7 @@ def test_each_row_has_a_verdict_and_a_reason_in_each_configuration(recorded):
 
 def test_no_row_is_wrong_for_an_unknown_reason(recorded):
     wrong = {
-        title: [test for test, (verdict, _) in judged(rows).items() if verdict == "wrong"]
+        title: [test for test, (verdict, _) in judged(title, rows).items() if verdict == "wrong"]
         for title, rows in recorded.rows.items()
     }
     assert {title: tests for title, tests in wrong.items() if tests} == {}
@@ -58,8 +58,9 @@ def test_19_of_20_tests_pass_with_one_worker_and_exact_hooks(recorded):
 
 @pytest.mark.parametrize("pattern", DIFFERENCES)
 def test_a_known_difference_is_in_a_row(recorded, pattern):
-    rows = [(test, row) for rows in recorded.rows.values() for test, row in rows.items()]
-    assert any(verdict == "wrong" and re.search(pattern, f"{test}: {line}") for test, (verdict, line) in rows)
+    rows = [(title, test, row) for title, rows in recorded.rows.items() for test, row in rows.items()]
+    texts = [f"{title}: {test}: {line}" for title, test, (verdict, line) in rows if verdict == "wrong"]
+    assert any(re.search(pattern, text) for text in texts)
 
 
 def test_rows_are_judged_by_the_plain_run(record):
@@ -98,7 +99,7 @@ def test_a_page_has_counts_and_a_line_for_each_test(record):
 
 def test_only_a_known_reason_makes_a_difference_of_a_failure():
     known = "src/callbacks/csv_logger_test.py::CSVLoggerTest::test_stop_training_csv"
-    assert "not finite" in reason_to_differ(known, WRONG.line)
-    assert reason_to_differ(known, "KeyError: 'loss'") == ""
-    assert judged({known: ("wrong", WRONG.line)})[known][0] == "differs"
-    assert judged({C: ("wrong", WRONG.line)})[C] == ("wrong", WRONG.line)
+    assert "not finite" in reason_to_differ("bsp, 1, exact", known, WRONG.line)
+    assert reason_to_differ("bsp, 1, exact", known, "KeyError: 'loss'") == ""
+    assert judged("bsp, 1, exact", {known: ("wrong", WRONG.line)})[known][0] == "differs"
+    assert judged("bsp, 1, exact", {C: ("wrong", WRONG.line)})[C] == ("wrong", WRONG.line)

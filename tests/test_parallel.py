@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,10 +16,6 @@ DEADLINE_S = 570
 WITHOUT_HOROVOD = "import sys; sys.modules['horovod'] = None; import hfdt.keras as hvd\n"
 
 pytestmark = pytest.mark.timeout(600)
-needs_horovod = pytest.mark.skipif(
-    importlib.util.find_spec("horovod") is None, reason="no Horovod: ./scripts/install-horovod"
-)
-needs_mpi = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun: ./scripts/setup")
 
 HOROVODRUN = [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "--network-interfaces", "lo"]
 
@@ -45,34 +39,34 @@ def run_tests(launcher: list[str], ranks: int, *arguments: str) -> None:
     assert len(re.findall(r"\d+ passed", output)) == ranks, output
 
 
-@needs_horovod
-@needs_mpi
+@pytest.mark.horovod
+@pytest.mark.mpi
 def test_training_holds_on_two_ranks_under_mpirun():
     run_tests(MPIRUN, 2, *(f"tests/parallel/test_{name}.py" for name in ("equals_keras", "collectives", "ring_job")))
 
 
-@needs_horovod
-@needs_mpi
+@pytest.mark.horovod
+@pytest.mark.mpi
 @pytest.mark.long
 def test_everything_holds_on_two_ranks_under_mpirun():
     run_tests(MPIRUN, 2, "tests/parallel")
 
 
-@needs_horovod
+@pytest.mark.horovod
 @pytest.mark.long
 def test_training_holds_on_two_ranks_under_horovodrun():
     run_tests(HOROVODRUN, 2, "tests/parallel/test_equals_keras.py", "tests/parallel/test_collectives.py")
 
 
-@needs_horovod
-@needs_mpi
+@pytest.mark.horovod
+@pytest.mark.mpi
 @pytest.mark.long
 def test_training_holds_on_four_ranks_under_mpirun():
     run_tests(MPIRUN, 4, *(f"tests/parallel/test_{name}.py" for name in ("equals_keras", "adasum", "as_horovod")))
 
 
-@needs_horovod
-@needs_mpi
+@pytest.mark.horovod
+@pytest.mark.mpi
 def test_a_horovod_script_trains_with_its_import_changed(tmp_path):
     output = run_ranks(MPIRUN, 2, "examples/horovod/digits.py", str(tmp_path))
     accuracies = dict(re.findall(r"rank (\d) test accuracy: ([\d.]+)", output))
@@ -82,7 +76,7 @@ def test_a_horovod_script_trains_with_its_import_changed(tmp_path):
     assert (tmp_path / "checkpoint.keras").exists()
 
 
-@needs_horovod
+@pytest.mark.horovod
 def test_one_process_is_a_world_of_one():
     program = """
 import keras, numpy as np, hfdt.keras as hvd

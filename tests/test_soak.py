@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nfdt.chaos.accounting import SampleCounts
-from nfdt.chaos.recorded_events import RecordedEvent, RecordedJob
+from nfdt.chaos.accounting import RecordedEvent, RecordedJob, SampleCounts
 from nfdt.chaos.report import ChaosReport, FaultOutcome
 from nfdt.chaos.schedule import ROLES, parse_schedule
 from tests.support.scripts import environment

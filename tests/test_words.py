@@ -1,12 +1,10 @@
-"""Ratchet over every file: prose in plain technical English, and identifiers with the field's terms."""
+"""Offences that ``scripts/words`` lists: prose that is no plain technical English, identifiers with unusual terms."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pytest
 
-from tests.support.words import counts, lowered, offences_in, project_files, read_table
+from tests.support.words import offences_in
 
 CLEAN = '''"""Return the weights."""
 
@@ -20,23 +18,6 @@ class JobSlots:
 
     clock: float  # seconds
 '''
-
-
-def excess(path: str, text: str, allowed: Mapping[str, int]) -> list[str]:
-    """Return the offences of the rules that a file breaks more often than the table allows."""
-    offences = offences_in(path, text)
-    broken = {rule for rule, count in counts(offences).items() if count > allowed.get(rule, 0)}
-    return [f"{path}:{o.line}: {o.rule}: {o.text}" for o in offences if o.rule in broken]
-
-
-def test_no_file_has_more_offences_than_the_table_allows():
-    """Compare with the table. ``python -m tests.support.words`` lowers it after a clean-up; no count is raised."""
-    table = read_table()
-    assert [line for path, text in project_files().items() for line in excess(path, text, table.get(path, {}))] == []
-
-
-def test_the_table_names_files_that_exist():
-    assert set(read_table()) <= set(project_files())
 
 
 def test_plain_english_is_no_offence():
@@ -84,9 +65,3 @@ def test_offences_in_documents_are_found(rule, line):
 )
 def test_lists_tables_code_and_links_are_no_offence(text):
     assert offences_in("a.md", text) == []
-
-
-def test_the_table_is_only_lowered():
-    allowed = {"a.py": {"person": 2, "speech": 1}, "gone.py": {"person": 1}}
-    found = {"a.py": {"person": 1, "speech": 3}, "new.py": {"person": 1}}
-    assert lowered(allowed, found) == {"a.py": {"person": 1, "speech": 1}}

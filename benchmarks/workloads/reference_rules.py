@@ -15,10 +15,10 @@ from nfdt.update_rules.base import (
     Array,
     ArrayOps,
     Correction,
-    IdentityRule,
     OptimizerTraits,
     Push,
     RuleState,
+    UpdateRule,
     initial,
     scalar,
 )
@@ -27,7 +27,7 @@ from nfdt.update_rules.dc import compensation, mean_square
 from nfdt.update_rules.reliability import STEP_DECAY, STEP_EPSILON, count_push, kept_impulse
 
 
-class ElementwiseDelayed(IdentityRule):
+class ElementwiseDelayed(UpdateRule):
     """DDC-ASGD as it was before it judged gradients by blocks: every element by itself.
 
     With g the gradient, d = w - backup its drift, tau its delay, mu the momentum and lr the learning rate::
@@ -105,7 +105,7 @@ class ElementwiseDelayed(IdentityRule):
         return {"momentum": shard["reserve"] * (-(1.0 - self.momentum) / self.momentum)}
 
 
-class DanaDelayCompensated(IdentityRule):
+class DanaDelayCompensated(UpdateRule):
     """DANA-DC: a momentum for each worker, weights ahead by the sum of all momenta, compensated gradients.
 
     With g the gradient of worker i, h_i the weights that were sent to it, mu the momentum, lr the learning rate::
@@ -179,7 +179,7 @@ def reference_rules() -> Iterator[None]:
             del RULE_FACTS[name], RULES[name]
 
 
-def _make(spec: AlgorithmSpec, traits: OptimizerTraits, blocks: Blocks) -> IdentityRule:
+def _make(spec: AlgorithmSpec, traits: OptimizerTraits, blocks: Blocks) -> UpdateRule:
     if traits.kind != "sgd" or traits.nesterov:
         raise UsageError(
             f"Update rule {spec.update_rule}: expected SGD, with or without momentum. Received: optimizer of kind "

@@ -181,8 +181,11 @@ class BatchHooks:
     def advance(self, steps: int, logs: dict[str, Any], *, flush: bool = False) -> None:
         """Call the hooks up to ``steps`` finished steps of the epoch.
 
-        With ``flush`` the last call may cover fewer batches than ``size``; Keras too numbers it as a full one.
+        With ``flush`` the last call may cover fewer batches than ``size``; Keras too numbers it as a full one. Without
+        it the hooks wait for logs: those of Keras hold all metrics from the first batch on.
         """
+        if not logs and not flush:
+            return
         while not self.stopped and (self.done + self._size <= steps or (flush and self.done < steps)):
             self.begin()
             last = self.done + self._size - 1

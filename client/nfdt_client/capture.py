@@ -11,10 +11,10 @@ from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.errors import CaptureError, UsageError
 from nfdt.core.host.keras_backend import current_backend, ignored_backend
 from nfdt_client import callbacks, placement, training_data
-from nfdt_client.backend import require_backend_of
 from nfdt_client.captured import Capture
 from nfdt_client.options import Options
 from nfdt_client.placement import PlacementTerms
+from nfdt_client.program_checks import require_backend_of
 from nfdt_client.training_data import Arrays, Indexed, Stream
 
 logger = logging.getLogger(__name__)

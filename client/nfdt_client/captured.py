@@ -59,6 +59,12 @@ class Capture:
         if isinstance(self.validation, Indexed):
             self.validation = None
 
+    def hash_arrays(self) -> None:
+        """Hash the arrays as they are now: Keras reads them before callbacks begin, which may write to them."""
+        for data in (self.train, self.validation):
+            if isinstance(data, Arrays):
+                _ = data.blobs
+
     def renew(self) -> None:
         """Take the data that go with the job as code as they are now: callbacks may have changed them."""
         if isinstance(self.train, Indexed):

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.presets import DEFAULT_PRESET
-from nfdt_client.backend import require_backend_of
-from nfdt_client.job_names import JobNames
 from nfdt_client.local_fit import Fallback
 from nfdt_client.option_types import FitOptions
 from nfdt_client.options import Options, resolve
+from nfdt_client.program_checks import require_backend_of
 from nfdt_client.session import Session
+from nfdt_client.specify import JobNames
 from nfdt_client.tracebacks import hide_frames
 
 if TYPE_CHECKING:

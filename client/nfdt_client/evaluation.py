@@ -11,8 +11,7 @@ from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import ClusterSpec
 from nfdt_client.capture import bind
 from nfdt_client.connection import JobsClient
-from nfdt_client.evaluation_call import Call, RunsHere, check_call, read_call
-from nfdt_client.evaluation_gain import LEAST_S, estimate_gain
+from nfdt_client.evaluation_call import LEAST_S, Call, RunsHere, check_call, estimate_gain, read_call
 from nfdt_client.failures import failure_of
 from nfdt_client.job import InteractiveJob
 from nfdt_client.local_fit import may_train_here, skip_once

@@ -1,10 +1,11 @@
-"""A submitted job and the control messages that its script may send."""
+"""A submitted job, the control messages that its script may send, and the line that announces it."""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from nfdt.core.errors import NfdtError
 from nfdt.core.events import MAX_LOGS_BYTES, Event
 from nfdt.core.program.state import State, load_state
+from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt_client.connection import JobsClient
 from nfdt_client.model_state import encode
@@ -131,3 +133,13 @@ class InteractiveJob:
             self.connection.control(self.job_id, CANCEL_TIMEOUT_S, cancel=pb.Cancel(reason=reason))
         except NfdtError as error:
             logger.info("Job %s could not be cancelled: %s", self.job_id, error)
+
+
+def start_line(job_id: str, spec: JobSpec, server: pb.ServerDescription, link: str) -> str:
+    """Return job, algorithm, workers, folder of the logs and link to the page, as far as the server has them."""
+    workers = spec.cluster.workers
+    parts = [f"job {job_id}", f"{spec.algorithm.name} on {workers} worker{'s' if workers != 1 else ''}"]
+    if server.state_dir:
+        parts.append(f"logs in {Path(server.state_dir) / 'logs'}")
+    parts.append(f"page {link}" if link else "look at it with `nfdt top`")
+    return f"nfdt: {', '.join(parts)}"

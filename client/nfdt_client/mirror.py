@@ -8,13 +8,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from nfdt.core.errors import JobFailed, JobTaken, NotStored, PolicyRefused, Terminated, UsageError
 from nfdt.core.events import Event
 from nfdt.core.program.state import State
 from nfdt.core.wire.parsing import Seldom
-from nfdt_client.backup import back_up
 from nfdt_client.batch_hooks import BatchHooks, Pauses
 from nfdt_client.board import Board
 from nfdt_client.failures import TRAINED, failure_of
@@ -22,6 +21,7 @@ from nfdt_client.feed import Feeder
 from nfdt_client.fit_record import FitRecord
 from nfdt_client.handle import describe_stall, epoch_logs
 from nfdt_client.job import InteractiveJob, StateLost
+from nfdt_client.kept_state import back_up
 from nfdt_client.model_state import ModelState
 from nfdt_client.replay import REPLAYED, validations, without_saving
 from nfdt_client.requests import Requests
@@ -29,15 +29,9 @@ from nfdt_client.requests import Requests
 logger = logging.getLogger(__name__)
 
 Logs = dict[str, Any]
+Validation = Callable[[int], Logs | None]
+"""Validation in this process after an epoch; returns logs, without prefix, or None in an epoch without validation."""
 REFRESH_FACTOR = 9.0
-
-
-class Validation(Protocol):
-    """Validation that runs in this process."""
-
-    def __call__(self, epoch: int) -> Logs | None:
-        """Return the validation logs, without prefix, of the current model; None in an epoch without validation."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -146,6 +146,7 @@ def _graph(stream: Stream, terms: PlacementTerms) -> GraphData:
 
 def _indexed(stream: Stream, dataset: Any, class_weight: Any, terms: PlacementTerms) -> Indexed:
     from nfdt.core.program.source_watch import reaches
+    from nfdt.core.program.step_effects import changes_of_script
     from nfdt_client.training_data import Indexed, own_hook
 
     name, hook = type(dataset).__name__, own_hook(dataset)
@@ -155,4 +156,6 @@ def _indexed(stream: Stream, dataset: Any, class_weight: Any, terms: PlacementTe
         raise UnreadableData(f"{name} is code, and the server takes none (it was started without --allow-code)")
     if hook and reaches(terms.callbacks, [dataset]):
         raise UnreadableData(f"{name} is changed by its {hook}() and may be by a callback, which refers to it")
+    if changed := changes_of_script(type(dataset).__getitem__, stream.first):
+        raise UnreadableData(f"__getitem__() of {name} changes {', '.join(changed)} of the script, not of the workers")
     return Indexed.of(stream, dataset, class_weight)

@@ -1,4 +1,4 @@
-"""Checks of a packed program that need the options of its job."""
+"""Checks of a packed program, and of Keras' backend, that need the options of its job."""
 
 from __future__ import annotations
 
@@ -8,16 +8,30 @@ from collections.abc import Sequence
 from typing import Any
 
 from nfdt.core.errors import CaptureError, UsageError
+from nfdt.core.host.keras_backend import TRAINING, require_backend, require_tensorflow
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.sharding import why_uncuttable
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.wire.channel import CONTROL_BYTES
 from nfdt_client.captured import Capture
+from nfdt_client.options import Options
 
 logger = logging.getLogger(__name__)
 
 OTHER_FIELDS_BYTES = 2**20  # of a message that contains the state of a worker
+
+
+def require_backend_of(options: Options) -> None:
+    """Check that the session's algorithm trains on the backend that Keras has loaded, or will load.
+
+    Raises:
+        CaptureError: it does not.
+    """
+    if options.algorithm.topology_facts.flat:
+        require_backend(TRAINING)
+    else:
+        require_tensorflow(f"the ranks of algorithm={options.algorithm.name!r} compute, with Horovod,")
 
 
 def look_at_metrics(captured: Capture, batch: Any, *, interactive: bool) -> None:

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from nfdt.core.errors import NotInstalled, UsageError
-from nfdt.core.specs.algorithm import AlgorithmSpec
-from nfdt.core.specs.groups import explicit_groups
+from nfdt.core.specs.algorithm import AlgorithmSpec, explicit_groups
 from nfdt.core.specs.job import ClusterSpec
 
 END_S = 15.0

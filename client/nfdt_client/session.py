@@ -20,7 +20,6 @@ from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt_client import batch_hooks, callbacks, evaluation, patch, placement, ring
-from nfdt_client.backend import require_backend_of
 from nfdt_client.board import Board
 from nfdt_client.capture import bind, capture, check_batch
 from nfdt_client.captured import Capture
@@ -29,17 +28,21 @@ from nfdt_client.embedded import StartedServer, embedded_server
 from nfdt_client.failures import trained_before
 from nfdt_client.feed import Feeder
 from nfdt_client.fit_record import FitRecord
-from nfdt_client.job import InteractiveJob
-from nfdt_client.job_names import JobNames
-from nfdt_client.kept_failure import describe_kept, keep_failure
+from nfdt_client.job import InteractiveJob, start_line
+from nfdt_client.kept_state import describe_kept, keep_failure
 from nfdt_client.local_fit import IN_A_FIT, Fallback, LocalFits, may_train_here
 from nfdt_client.mirror import Fit, Mirror, begin_epoch
 from nfdt_client.model_state import ModelState
 from nfdt_client.options import Options
 from nfdt_client.outside import OF_CODE, OF_DATASET, OF_SCHEDULE, ChangedData, Outside
-from nfdt_client.program_checks import check_local_optimizers, check_shards, cluster_for, look_at_metrics
-from nfdt_client.specify import Submission, specify
-from nfdt_client.start_line import start_line
+from nfdt_client.program_checks import (
+    check_local_optimizers,
+    check_shards,
+    cluster_for,
+    look_at_metrics,
+    require_backend_of,
+)
+from nfdt_client.specify import JobNames, Submission, specify
 from nfdt_client.tracebacks import hide_frames
 from nfdt_client.training_data import Stream
 from nfdt_client.upload import upload
@@ -211,6 +214,7 @@ class Session:
         name = self._names.next()
         listeners = callbacks.callback_list(captured, self.options)
         model.stop_training = False
+        captured.hash_arrays()
         listeners.on_train_begin()
         initial_epoch = int(keras_internals.restored_epoch(model) or captured.arguments["initial_epoch"])
         if initial_epoch >= captured.epochs:

@@ -1,25 +1,24 @@
-"""Conversion of a captured ``fit`` to a job specification and the artifacts it names."""
+"""Conversion of a captured ``fit`` to a job specification, its name, and the artifacts it names."""
 
 from __future__ import annotations
 
 import getpass
+import itertools
 import os
 import random
 import secrets
 import sys
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import ValidationError
 
-from nfdt.core.arrays.pytree import flatten_structure
 from nfdt.core.errors import UsageError
 from nfdt.core.host.machine import versions
-from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec
 from nfdt_client.captured import Capture
 from nfdt_client.options import Options
@@ -28,24 +27,8 @@ from nfdt_client.program_checks import algorithm_for
 from nfdt_client.training_data import Arrays, GraphData, Indexed, Stream
 from nfdt_client.upload import Blob, array_blob
 
-
-class Packed(Protocol):
-    """Result of :func:`nfdt.core.program.pack.pack`."""
-
-    @property
-    def manifest(self) -> Manifest:
-        """The program's JSON."""
-        ...
-
-    @property
-    def artifacts(self) -> dict[str, bytes]:
-        """Artifacts that the manifest names, by hash."""
-        ...
-
-    @property
-    def code(self) -> bool:
-        """Whether the artifacts include pickled code."""
-        ...
+if TYPE_CHECKING:
+    from nfdt.core.program.pack import PackedProgram  # imports Keras
 
 
 @dataclass(frozen=True)
@@ -59,7 +42,7 @@ class Submission:
 
 def specify(
     captured: Capture,
-    packed: Packed,
+    packed: PackedProgram,
     options: Options,
     *,
     cluster: ClusterSpec,
@@ -95,7 +78,7 @@ def specify(
 
 
 def specify_evaluation(
-    model: Any, data: Arrays, method: str, packed: Packed, options: Options, cluster: ClusterSpec
+    model: Any, data: Arrays, method: str, packed: PackedProgram, options: Options, cluster: ClusterSpec
 ) -> Submission:
     """Return the job specification of ``evaluate`` or ``predict`` and its artifacts.
 
@@ -124,7 +107,7 @@ def specify_evaluation(
 
 
 def _submission(
-    packed: Packed, blobs: dict[str, Blob], options: Options, fields: Callable[[], dict[str, Any]]
+    packed: PackedProgram, blobs: dict[str, Blob], options: Options, fields: Callable[[], dict[str, Any]]
 ) -> Submission:
     """Return a submission; ``fields`` makes those fields of the specification that depend on the call."""
     program = Blob(packed.manifest.to_bytes())
@@ -214,7 +197,7 @@ def _data_spec(choice: Choice, blobs: dict[str, Blob]) -> DataSpec:
     if isinstance(data, Indexed):
         code = Blob(data.shipped.code)
         blobs[code.sha256] = code
-        arrays = _add_arrays(data.shipped.arrays, blobs)
+        arrays = _add(map(array_blob, data.shipped.arrays), blobs)
         return DataSpec(kind="indexed", batches=data.batches, arrays=arrays, code=code.sha256, reason=reason)
     if isinstance(data, GraphData):
         shipped = data.shipped
@@ -223,18 +206,35 @@ def _data_spec(choice: Choice, blobs: dict[str, Blob]) -> DataSpec:
         return DataSpec(
             kind="dataset",
             batches=shipped.batches,
-            arrays=_add_arrays(shipped.arrays, blobs),
+            arrays=_add(map(array_blob, shipped.arrays), blobs),
             code=graph.sha256,
             rows=shipped.rows,
             split=shipped.split,
             reason=reason,
         )
-    structure, parts = flatten_structure(data.pytree)
-    arrays = _add_arrays(parts, blobs)
+    structure, made = data.blobs
+    arrays = _add(made, blobs)
     return DataSpec(kind="arrays", structure=structure, arrays=arrays, samples=data.samples, reason=reason)
 
 
-def _add_arrays(arrays: Sequence[np.ndarray[Any, Any]], blobs: dict[str, Blob]) -> tuple[str, ...]:
-    made = [array_blob(array) for array in arrays]
-    blobs.update({blob.sha256: blob for blob in made})
-    return tuple(blob.sha256 for blob in made)
+def _add(made: Iterable[Blob], blobs: dict[str, Blob]) -> tuple[str, ...]:
+    """Add blobs, and return their names."""
+    added = list(made)
+    blobs.update({blob.sha256: blob for blob in added})
+    return tuple(blob.sha256 for blob in added)  # equal arrays have one blob, and each its name
+
+
+class JobNames:
+    """Names of the jobs of successive fits: NAME, NAME-2, NAME-3 and so on.
+
+    Args:
+        name: The first name; None: the jobs have no names.
+    """
+
+    def __init__(self, name: str | None) -> None:
+        self._name, self._numbers = name, itertools.count(1)
+
+    def next(self) -> str:
+        """Return the name of the next job; "" for none."""
+        number = next(self._numbers)
+        return "" if self._name is None else self._name if number == 1 else f"{self._name}-{number}"

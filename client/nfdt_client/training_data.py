@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nfdt.core.arrays.pytree import flatten_structure
 from nfdt.core.errors import CaptureError, UsageError
 from nfdt.core.training.host_batches import as_batch, is_composite, leaves, map_arrays, rows_of
+from nfdt_client.upload import Blob, array_blob
 
 if TYPE_CHECKING:
     from nfdt.core.program.shipped_data import ShippedSource
@@ -30,6 +33,12 @@ class Arrays:
     def batches(self) -> int:
         """Number of batches of one pass, the last one possibly short."""
         return -(-self.samples // self.batch_size)
+
+    @cached_property
+    def blobs(self) -> tuple[str, tuple[Blob, ...]]:
+        """Structure of the pytree, and its arrays, hashed as they were when this was first read."""
+        structure, arrays = flatten_structure(self.pytree)
+        return structure, tuple(map(array_blob, arrays))
 
     def head(self, rows: int) -> Arrays:
         """Return the first ``rows`` rows."""

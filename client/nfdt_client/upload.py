@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from nfdt.core.arrays.pytree import as_array
-from nfdt.core.errors import ProtocolError
+from nfdt.core.errors import ProtocolError, UsageError
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire.status import translated
 from nfdt_client.connection import CALL_TIMEOUT_S, JobsClient
@@ -26,16 +26,24 @@ class Blob:
     """Bytes in several pieces, hashed once; large arrays are referenced, not copied.
 
     Args:
-        parts: The pieces in order. They must not change while the blob is in use.
+        parts: The pieces in order. They must not change while the blob is in use: see :attr:`changed`.
     """
 
     def __init__(self, *parts: Any) -> None:
         self._parts = [memoryview(part).cast("B") for part in parts if len(part)]
         self.size = sum(len(part) for part in self._parts)
+        self.sha256 = self._hash()
+
+    def _hash(self) -> str:
         digest = hashlib.sha256()
         for part in self._parts:
             digest.update(part)
-        self.sha256 = digest.hexdigest()
+        return digest.hexdigest()
+
+    @property
+    def changed(self) -> bool:
+        """Whether the pieces are other bytes than at first."""
+        return self._hash() != self.sha256
 
     def chunks(self, offset: int = 0, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, bytes]]:
         """Yield (offset, bytes) pieces of at most ``chunk_bytes``, from ``offset`` to the end."""
@@ -103,8 +111,17 @@ def _send(connection: JobsClient, blob: Blob, have_bytes: int) -> int:
                 chunk.MergeFrom(head)
             yield chunk
 
-    with translated(connection.address):
-        receipt = connection.stub.Upload(messages(), timeout=TRANSFER_TIMEOUT_S)
+    try:
+        with translated(connection.address):
+            receipt = connection.stub.Upload(messages(), timeout=TRANSFER_TIMEOUT_S)
+    except ProtocolError as error:
+        if not blob.changed:
+            raise
+        raise UsageError(
+            "Data of fit: expected arrays that stay as they are while they are sent. Received: an array that was "
+            "written to after fit began, by a callback for example. Keras copies arrays when fit begins: such a write "
+            "has no effect there. Write to a copy, or give fit a keras.utils.PyDataset, whose attributes may change."
+        ) from error
     if receipt.total_bytes != blob.size:
         raise ProtocolError(
             f"Upload of {blob.sha256}: the server holds {receipt.total_bytes} bytes. Expected: {blob.size}."

@@ -33,8 +33,7 @@ from hfdt.keras.horovod_api import (
     shutdown,
     size,
 )
-from hfdt.keras.optimizer import DistributedOptimizer
-from hfdt.keras.partial_optimizer import PartialDistributedOptimizer
+from hfdt.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from nfdt.core.errors import UsageError
 
 __all__ = [

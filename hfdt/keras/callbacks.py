@@ -11,8 +11,8 @@ import numpy as np
 
 from hfdt.keras.collectives import allreduce, broadcast_variables, gather_json, shared_state
 from hfdt.keras.horovod_api import horovod, rank, size
-from hfdt.keras.local_variables import LocalVariables
 from hfdt.keras.optimizer import adopt
+from hfdt.keras.partial_reduction import LocalVariables
 from nfdt.core import keras_internals
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import UsageError

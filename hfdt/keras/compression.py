@@ -1,24 +1,12 @@
-"""Formats of gradients for transfer."""
+"""Formats of gradients for transfer; Horovod's own compressors and the user's have the same two methods."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
 from nfdt.core.errors import UsageError
-
-
-class Compressor(Protocol):
-    """Format of a tensor for transfer; Horovod's own compressors and the user's have the same interface."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return the tensor to send, and the context for :meth:`decompress`."""
-
-    @staticmethod
-    def decompress(tensor: Any, context: Any) -> Any:
-        """Return the original tensor, within the precision of the format."""
 
 
 class NoCompression:
@@ -26,7 +14,7 @@ class NoCompression:
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return the tensor itself."""
+        """Return the tensor to send, here unchanged, and the context for :meth:`decompress`."""
         return tensor, None
 
     @staticmethod

@@ -1,8 +1,13 @@
-"""Split of a global batch over ranks, as pure functions."""
+"""Split of a global batch over ranks, as pure functions, and the preparation of batches ahead of their use."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Ready = TypeVar("Ready")
 
 
 def split_rows(start: int, stop: int, size: int, rank: int) -> tuple[int, int]:
@@ -54,3 +59,27 @@ def cut_rows(ranges: Sequence[tuple[int, int, int]], most: int) -> list[tuple[in
 def weight_of(rows: int, total: int) -> float:
     """Return the weight of a mean over ``rows`` in the mean over ``total``."""
     return rows / total if total else 0.0
+
+
+def prepared_ahead(prepare: Callable[[Item], Ready], items: Sequence[Item]) -> Generator[Ready]:
+    """Yield ``prepare(item)`` of each item, in order; the following one is prepared while the caller uses the result.
+
+    A rank gathers its next batch in this way while it waits for the other ranks in a reduction. At most one call of
+    ``prepare`` runs at a time. Closing the iterator waits for the one that runs, and drops its result.
+
+    Args:
+        prepare: Prepares an item; the first one in the thread of the caller, the others in one other thread.
+        items: The items.
+
+    Raises:
+        Exception: any exception of ``prepare``, when the result of its item is due.
+    """
+    if not items:
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="prepared") as pool:
+        result = prepare(items[0])
+        for item in items[1:]:
+            following = pool.submit(prepare, item)
+            yield result
+            result = following.result()
+        yield result

@@ -1,9 +1,12 @@
-"""Execution of commands on one rank: builds the job of a command, executes an instruction."""
+"""Commands that rank 0 broadcasts and all ranks execute: one message per collective action."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
 from hfdt.runtime.artifacts import OpenArtifacts
-from hfdt.runtime.commands import Command
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.group_job import GroupJob
 from hfdt.runtime.job import RingJob
@@ -14,6 +17,40 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.messages import read_instruction
 from nfdt.core.work.spans import SpanRing
+
+_LENGTH = 8
+
+
+@dataclass(frozen=True)
+class Command:
+    """Message of rank 0 to all ranks.
+
+    Attributes:
+        kind: ``job`` (build it), ``do`` (execute an instruction of the coordinator), ``release`` (drop the job),
+            ``idle`` (no action: rank 0 waits, and Horovod must not consider the others stalled; an elastic ring checks
+            for new hosts), ``quit``.
+        values: JSON values: the assignment of a job; the new learning rate of an instruction.
+        reply: The coordinator's ``NextReply``, serialised.
+        state: State that replaces the state of the ranks (safetensors), or empty.
+    """
+
+    kind: str
+    values: dict[str, Any] = field(default_factory=dict)
+    reply: bytes = b""
+    state: bytes = b""
+
+    def encode(self) -> bytes:
+        """Return the command as bytes: header, reply, state."""
+        header = json.dumps({"kind": self.kind, "values": self.values, "reply": len(self.reply)}).encode()
+        return len(header).to_bytes(_LENGTH, "little") + header + self.reply + self.state
+
+    @classmethod
+    def decode(cls, data: bytes) -> Command:
+        """Decode the result of :meth:`encode`."""
+        start = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
+        header = json.loads(data[_LENGTH:start])
+        stop = start + header["reply"]
+        return cls(header["kind"], header["values"], data[start:stop], data[stop:])
 
 
 def build_job(
@@ -67,3 +104,27 @@ def execute(job: RingJob, command: Command, *, loads_state: bool = True) -> ins.
 def instruction_of(command: Command) -> ins.Instruction:
     """Return the instruction that a command carries."""
     return read_instruction(pb.NextReply.FromString(command.reply))
+
+
+class Follower:
+    """Rank other than 0.
+
+    Args:
+        communicator: All ranks.
+        artifacts: Makes a job's artifacts readable.
+        spans: Takes what this rank does.
+    """
+
+    def __init__(self, communicator: Communicator, artifacts: OpenArtifacts, spans: SpanRing | None = None) -> None:
+        self._communicator, self._artifacts, self._spans = communicator, artifacts, spans
+        self._job: RingJob | None = None
+
+    def run(self) -> None:
+        """Execute commands until the command to quit."""
+        while (command := Command.decode(self._communicator.broadcast())).kind != "quit":
+            if command.kind == "job":
+                self._job = build_job(self._communicator, command, self._artifacts, self._spans)
+            elif command.kind == "release":
+                self._job = None
+            elif command.kind == "do" and self._job is not None:
+                execute(self._job, command)

@@ -12,11 +12,9 @@ from pathlib import Path
 from hfdt.keras.horovod_api import is_broken_world
 from hfdt.runtime.artifacts import OpenArtifacts, share
 from hfdt.runtime.communicator import Communicator
-from hfdt.runtime.failures import LOOK_S, FailureWatch, leave_failure
-from hfdt.runtime.follower import Follower
-from hfdt.runtime.group_leader import GroupLeader
-from hfdt.runtime.leader import Leader
-from hfdt.runtime.slot_connection import ROLES, SlotConnection, failure_of
+from hfdt.runtime.execution import Follower
+from hfdt.runtime.leader import GroupLeader, Leader
+from hfdt.runtime.slot_connection import LOOK_S, ROLES, FailureWatch, SlotConnection, failure_of, leave_failure
 from nfdt.core.work.spans import SpanRing
 
 logger = logging.getLogger(__name__)

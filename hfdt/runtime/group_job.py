@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,14 +16,13 @@ from hfdt.runtime.batch_split import split_by_shares, weight_of
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.job import RingJob
 from hfdt.runtime.outer import Connect, DeltaOuter, GradientOuter, GroupExchange
-from hfdt.runtime.step_timer import StepTimer
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.training import data
-from nfdt.core.training.flat_weights import WeightSetter
+from nfdt.core.training.data import BatchSource
+from nfdt.core.training.gradient_step import WeightSetter
 from nfdt.core.training.host_batches import rows_of
-from nfdt.core.training.sources import BatchSource
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.spans import SpanRing
 from nfdt.core.work.statistics import BY_RANK, codec_totals, push_totals, step_totals
@@ -34,6 +34,39 @@ PART = 4
 MEASURE_S = 5.0
 RING_ROUNDS = 4  # timed allreduces; the fastest counts
 RING_SIZE = 2_500_000  # maximum number of elements of a timed allreduce
+RECENT = 19  # latest blocks that are reported, for an estimate of speed
+BLOCK_S = 0.06
+
+
+class StepTimer:
+    """Mean seconds per step of consecutive steps with equal numbers of rows, at least :data:`BLOCK_S` per block.
+
+    A step that takes longer forms a separate block.
+
+    Attributes:
+        blocks: Number of completed blocks.
+    """
+
+    def __init__(self) -> None:
+        self.blocks = 0
+        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
+        self._rows = self._steps = 0
+        self._seconds = 0.0
+
+    def note(self, rows: int, seconds: float) -> None:
+        """Add the duration of a step with this number of rows."""
+        if rows != self._rows:
+            self._rows, self._steps, self._seconds = rows, 0, 0.0  # a block that is too short is dropped
+        self._steps += 1
+        self._seconds += seconds
+        if self._seconds >= BLOCK_S:
+            self._recent.append((rows, self._seconds / self._steps))
+            self.blocks += 1
+            self._steps, self._seconds = 0, 0.0
+
+    def to_json(self) -> str:
+        """Return the number of blocks, and the latest ones as (rows, seconds of a step), as JSON."""
+        return json.dumps([self.blocks, [(rows, round(seconds, 7)) for rows, seconds in self._recent]])
 
 
 class GroupJob(RingJob):

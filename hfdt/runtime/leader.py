@@ -1,21 +1,24 @@
 """Rank 0: registers at the job server and broadcasts every instruction, which all ranks execute together.
 
-Rank 0 acts as the worker and the shard of its ranks; the other ranks have no connection to the server.
+Rank 0 acts as the worker and the shard of its ranks; the other ranks have no connection to the server. Rank 0 of a
+group is a worker only, and communicates with the shards.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hfdt.runtime.artifacts import OpenArtifacts
-from hfdt.runtime.commands import Command
 from hfdt.runtime.communicator import Communicator
-from hfdt.runtime.execution import build_job, execute
+from hfdt.runtime.execution import Command, build_group_job, build_job, execute
+from hfdt.runtime.outer import connect
 from hfdt.runtime.slot_connection import SlotConnection
 from hfdt.runtime.state_service import StateService
+from nfdt.core.specs.job import parse_job
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.heartbeat import Heartbeat
@@ -142,3 +145,47 @@ def broadcast_interval_s(environment: Mapping[str, str]) -> float:
     """Return the longest time between two broadcasts: below the time after which Horovod warns of stalled ranks."""
     text = environment.get("HOROVOD_STALL_CHECK_TIME_SECONDS", "")
     return min(WAIT_S, (float(text) if text.isdigit() and int(text) else 60.0) / 2)
+
+
+class GroupLeader(Leader):
+    """Rank 0 of a group.
+
+    Args:
+        communicator: The group.
+        connection: Registration at the job server, as a worker.
+        artifacts: Makes a job's artifacts readable.
+        members: Numbers of the members among the job's workers, by rank.
+        spans: Takes what this rank does.
+    """
+
+    role = "worker"
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        connection: SlotConnection,
+        artifacts: OpenArtifacts,
+        members: Sequence[int],
+        spans: SpanRing | None = None,
+    ) -> None:
+        super().__init__(communicator, connection, artifacts, spans)
+        self._members = tuple(members)
+
+    def _serve(self, assignment: pb.WorkerAssignment) -> None:
+        job_id = assignment.job_id
+        self._connection.begin(job_id)
+        values = {"spec": assignment.spec_json, "artifacts": assignment.artifact_dir, "members": self._members}
+        spec, number, stopped = parse_job(assignment.spec_json), self._members[0], self._connection.stopped
+        way = functools.partial(connect, assignment, spec=spec, number=number, stopped=stopped)
+        command = self._broadcast(Command("job", values))
+        job = build_group_job(self._communicator, command, self._artifacts, way, self._spans)
+        try:
+            self._connection.send("worker", ready=pb.SlotReady(job_id=job_id))
+            self._work(job, assignment.worker)
+        finally:
+            job.exchange.close()
+        self._broadcast(Command("release"))
+        self._connection.send("worker", finished=pb.SlotFinished(job_id=job_id))
+
+    def _execute(self, job: Any, reply: pb.NextReply, service: StateService | None) -> ins.Report:
+        return execute(job, self._broadcast(Command("do", {}, reply.SerializeToString())), loads_state=False)

@@ -36,8 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with quick_imports():
             from hfdt.keras.horovod_api import is_elastic
-            from hfdt.runtime.communicator import Communicator
-            from hfdt.runtime.devices import share_machine
+            from hfdt.runtime.communicator import Communicator, share_machine
             from hfdt.runtime.fixed_ring import take_part
 
         communicator = Communicator()

@@ -12,10 +12,9 @@ import psutil
 
 from hfdt.keras.horovod_api import is_broken_world
 from hfdt.runtime.artifacts import OpenArtifacts
-from hfdt.runtime.communicator import Communicator
-from hfdt.runtime.devices import share_machine
+from hfdt.runtime.communicator import Communicator, share_machine
+from hfdt.runtime.execution import Follower
 from hfdt.runtime.fixed_ring import make_leader, roles_of
-from hfdt.runtime.follower import Follower
 from hfdt.runtime.rendezvous_relay import RendezvousRelay
 from hfdt.runtime.slot_connection import SlotConnection
 from nfdt.core.errors import NfdtError, ServerUnreachable, UsageError

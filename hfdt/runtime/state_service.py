@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from hfdt.runtime.commands import Command
+from hfdt.runtime.execution import Command
 from hfdt.runtime.step import AllreduceStep
 from nfdt.core.errors import ProtocolError, ShapeMismatch, UsageError
 from nfdt.core.keras_internals import has_fixed_learning_rate

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nfdt.chaos.accounting import SampleCounts
-from nfdt.chaos.timing import PlannedFault
+from nfdt.chaos.schedule import PlannedFault
 from nfdt.core.errors import NfdtError
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.job import resolve_algorithm

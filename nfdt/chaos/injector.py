@@ -14,9 +14,8 @@ import psutil
 
 from nfdt.chaos.cluster import ChaosCluster
 from nfdt.chaos.processes import ClusterProcess
-from nfdt.chaos.relay_process import Rule
-from nfdt.chaos.schedule import RESTARTED, FaultRow
-from nfdt.chaos.timing import PlannedFault
+from nfdt.chaos.relay import Rule
+from nfdt.chaos.schedule import RESTARTED, FaultRow, PlannedFault
 
 _SIGNALS = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "stall": signal.SIGSTOP}
 

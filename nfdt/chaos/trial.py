@@ -12,14 +12,12 @@ from typing import Any, Protocol
 
 import psutil
 
-from nfdt.chaos.accounting import failure, first_progress, trained_steps
+from nfdt.chaos.accounting import RecordedJob, RecordedJobs, failure, first_progress, trained_steps
 from nfdt.chaos.cluster import ChaosCluster
 from nfdt.chaos.injector import Injection, Injector
 from nfdt.chaos.leftovers import Leftovers
 from nfdt.chaos.processes import ClusterProcess
-from nfdt.chaos.recorded_events import RecordedJob, RecordedJobs
-from nfdt.chaos.schedule import Schedule, TargetRole
-from nfdt.chaos.timing import PlannedFault, plan_faults
+from nfdt.chaos.schedule import PlannedFault, Schedule, TargetRole, plan_faults
 from nfdt.core.errors import NfdtError
 
 POLL_S = 0.1

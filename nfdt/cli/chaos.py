@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nfdt.cli.ending import end_on_sigterm
 from nfdt.cli.options import FILE, ScriptCommand, script_argument
+from nfdt.cli.process import end_on_sigterm
 from nfdt.cli.script import Script
 from nfdt.cli.table import render
 from nfdt.core.errors import UsageError
@@ -95,8 +95,7 @@ def chaos(
     require_server_packages("nfdt chaos")
     from nfdt.chaos.counting import counting_script, length_for, why_not_counted
     from nfdt.chaos.report import make_report
-    from nfdt.chaos.schedule import read_schedule
-    from nfdt.chaos.timing import plan_faults
+    from nfdt.chaos.schedule import plan_faults, read_schedule
     from nfdt.chaos.trial import local_trial
 
     end_on_sigterm()

@@ -13,20 +13,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from nfdt_client.handle import LEVELS, JobHandle, JobStatus, describe_log, status_of
+import numpy as np
+from nfdt_client.handle import LEVELS, JobHandle, JobResult, JobStatus, describe_log, status_of
 from nfdt_client.upload import download
 
-from nfdt.cli.epoch_bar import draw
-from nfdt.cli.job_plot import plot_job
+from nfdt.cli.job_pictures import draw, plot_job
 from nfdt.cli.options import connection_options, log_to_stderr, open_connection
-from nfdt.cli.result import check_output, save
+from nfdt.cli.process import quiet_start
 from nfdt.cli.table import count_of, format_bytes, render, worker_table
+from nfdt.core.errors import UsageError
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.wire import jobs_pb2 as pb
 
 _CliCommand = TypeVar("_CliCommand", bound=Callable[..., Any])
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 format_option = click.option("--format", "format_", type=click.Choice(["text", "json"]), default="text")
+SUFFIXES = (".keras", ".npz")
 
 
 def with_job(command: Callable[..., None]) -> Callable[..., None]:
@@ -208,3 +211,43 @@ def result(job_id: str, output: Path, server: str | None, token_file: str | None
     with open_connection(server, token_file, ca_file) as connection:
         save(JobHandle(job_id, connection).result(), output, lambda name: download(connection, name))
     click.echo(f"saved {output}", err=True)
+
+
+def check_output(path: Path) -> None:
+    """Raise UsageError unless ``path`` can become a result file."""
+    if path.suffix not in SUFFIXES:
+        raise UsageError(f"--output: expected a name that ends in {' or '.join(SUFFIXES)}. Received: {path}.")
+    if not path.resolve().parent.is_dir():
+        raise UsageError(f"--output: the directory {path.resolve().parent} does not exist.")
+
+
+def save(result: JobResult, path: Path, read: Callable[[str], bytes]) -> None:
+    """Write the result to ``path``: the whole model (``.keras``) or the trainable variables by name (``.npz``).
+
+    Args:
+        result: Result of the job.
+        path: The file; see :func:`check_output`.
+        read: Returns an artifact of the job's server by its name.
+
+    Raises:
+        PolicyRefused: a ``.keras`` file of a job that carries code; data from a server are never unpickled here.
+    """
+    if path.suffix == ".keras":
+        rebuild(result, read).save(path)
+        return
+    layout = Manifest(result.manifest).layout
+    named: dict[str, Any] = {slot.name: array for slot, array in zip(layout.slots, result.weights, strict=True)}
+    with path.open("wb") as file:
+        np.savez(file, **named)
+
+
+def rebuild(result: JobResult, read: Callable[[str], bytes]) -> Any:
+    """Rebuild the job's Keras model with its trained weights, optimizer and untrained state."""
+    with quiet_start():
+        from nfdt.core.program.unpack import unpack
+
+    model = unpack(Manifest(result.manifest), read, allow_code=False)
+    if model.optimizer is not None:
+        model.optimizer.build(model.trainable_variables)
+    result.apply_to(model)
+    return model

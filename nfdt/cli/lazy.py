@@ -1,4 +1,7 @@
-"""Groups of commands that are imported when they run: the help of a group needs none of them."""
+"""Groups of commands, which are imported when they run: the help of a group needs none of them.
+
+An NFDT error of a command becomes one message on stderr and its exit code.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,23 @@ from typing import Any
 
 import click
 
-from nfdt.cli.errors import Commands
+from nfdt.cli.script import INTERRUPTED
+from nfdt.core.errors import NfdtError
+
+
+class Commands(click.Group):
+    """A click group that turns NFDT errors and interrupts into messages and exit codes."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the chosen command."""
+        try:
+            return super().invoke(ctx)
+        except NfdtError as error:
+            click.echo(f"Error: {error}", err=True)
+            ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            ctx.exit(INTERRUPTED)
 
 
 class _Imported(MutableMapping[str, click.Command]):

@@ -13,7 +13,7 @@ from pathlib import Path
 from nfdt_client.embedded import EmbeddedServer, StartedServer, server_environment
 from nfdt_client.options import Options
 
-from nfdt.cli.quiet import quiet_start
+from nfdt.cli.process import quiet_start
 from nfdt.core.errors import NotInstalled
 from nfdt.core.host.fast_imports import quick_imports
 from nfdt.core.host.keras_backend import TENSORFLOW, current_backend

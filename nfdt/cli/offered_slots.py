@@ -17,7 +17,7 @@ from nfdt.core.wire.channel import open_channel
 from nfdt.core.wire.status import translate
 from nfdt.core.work.slot_connection import Patience
 from nfdt.launch.processes import LocalLauncher
-from nfdt.launch.slot_options import SlotOptions
+from nfdt.launch.slot_process import SlotOptions
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nfdt.cli.options import log_to_stderr
-from nfdt.cli.quiet import quiet_start
+from nfdt.cli.process import quiet_start
 from nfdt.cli.script import Script, describe_failure, exit_code_of, run_script
 
 

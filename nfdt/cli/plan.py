@@ -18,16 +18,15 @@ from nfdt.cli.options import (
     server_options,
 )
 from nfdt.cli.plan_report import PlanReport, profile_notes
-from nfdt.cli.quiet import quiet_start
+from nfdt.cli.process import quiet_start
 from nfdt.cli.script import Script, describe_failure, exit_code_of
 from nfdt.cli.table import format_bytes
-from nfdt.cli.work import ProfiledWork
 from nfdt.core.errors import UsageError
 from nfdt.core.host.keras_backend import require_tensorflow
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.presets import DEFAULT_PRESET, PRESETS
 from nfdt.planning import Cluster
-from nfdt.planning.calibration import spread_of_ratio, with_overhead
+from nfdt.planning.calibration import ProfiledWork, spread_of_ratio, with_overhead
 from nfdt.planning.comparison import OneMachine, PlannedRun, compare, one_machine, uses
 from nfdt.planning.forecast import measured_cluster
 from nfdt.simulate.cluster import parse_cluster, read_cluster

@@ -8,10 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nfdt.cli.table import render
-from nfdt.cli.work import Profile, ProfiledWork
 from nfdt.core.html_page import COLOURS, render_page, render_table
 from nfdt.planning.accuracy import measured_trainings
-from nfdt.planning.calibration import RULES
+from nfdt.planning.calibration import RULES, Profile, ProfiledWork
 from nfdt.planning.comparison import TOO_HIGH, TOO_HIGH_TOGETHER, OneMachine, PlannedRun
 from nfdt.planning.forecast import recommend
 

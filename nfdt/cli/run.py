@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nfdt.cli.ending import end_as_killed
 from nfdt.cli.options import (
     ScriptCommand,
     log_to_stderr,
@@ -18,9 +17,8 @@ from nfdt.cli.options import (
     server_options,
     training_options,
 )
-from nfdt.cli.quiet import quiet_start
-from nfdt.cli.script import Script, describe_failure, exit_code_of, run_script
-from nfdt.cli.script_backend import set_backend_of
+from nfdt.cli.process import end_as_killed, quiet_start
+from nfdt.cli.script import Script, describe_failure, exit_code_of, run_script, set_backend_of
 from nfdt.cli.table import worker_table
 from nfdt.core.errors import UsageError
 from nfdt.core.host.fast_imports import quick_imports
@@ -136,7 +134,7 @@ def run(
             train_script(context, script, Session(options, server))
     else:
         require_server_packages("nfdt run --on ray")
-        from nfdt.engines.ray_server import SlotResources, serve_on_ray
+        from nfdt.engines.ray_cluster import SlotResources, serve_on_ray
 
         options, resources = resolve(given), SlotResources(slot_cpus or 1.0, slot_gpus or 0.0)
         with serve_on_ray(options, address, resources) as server:

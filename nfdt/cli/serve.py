@@ -12,20 +12,19 @@ from typing import Any
 import click
 from nfdt_client.options import resolve
 
-from nfdt.cli.ending import end_in_order, end_on_sigterm
 from nfdt.cli.offered_slots import offer_slots, wait_for_server
 from nfdt.cli.options import FILE, LOG_LEVELS, log_to_stderr, server_options
+from nfdt.cli.process import end_in_order, end_on_sigterm
 from nfdt.core.errors import ServerUnreachable, UsageError
 from nfdt.core.host.keras_backend import TRAINING, current_backend
 from nfdt.core.host.packages import require_server_packages
 from nfdt.core.host.private_files import ensure_folder
-from nfdt.core.jobs.rights import Holder
-from nfdt.core.jobs.tokens import ensure_token_file
+from nfdt.core.jobs.rights import Holder, ensure_token_file
 from nfdt.core.wire.channel import split_address
 from nfdt.core.work.slot_connection import GRACE_S, PATIENCE_S
 from nfdt.jobserver.main import ServerOptions, serve
 from nfdt.launch.machine import find_gpus, route_address
-from nfdt.launch.slot_options import SlotOptions
+from nfdt.launch.slot_process import SlotOptions
 
 LOG_DIR = Path("~/.cache/nfdt/logs")
 STATE_DIR = Path("~/.nfdt")

@@ -11,9 +11,8 @@ from typing import Any
 import click
 
 from nfdt.cli.options import LOG_LEVELS, ScriptCommand, log_to_stderr, parse_settings, script_argument
-from nfdt.cli.quiet import quiet_start
-from nfdt.cli.script import Script, describe_failure, exit_code_of, run_script
-from nfdt.cli.script_backend import set_backend_of
+from nfdt.cli.process import quiet_start
+from nfdt.cli.script import Script, describe_failure, exit_code_of, run_script, set_backend_of
 from nfdt.cli.table import format_bytes, render
 from nfdt.core.errors import UsageError
 from nfdt.core.host.keras_backend import TENSORFLOW, require_backend

@@ -19,10 +19,8 @@ from nfdt_client.session import Session
 from nfdt_client.specify import Submission
 from nfdt_client.training_data import Arrays, Stream
 
-from nfdt.cli.measured_epochs import RepeatedBatch, plain_epochs, worker_epochs
-from nfdt.cli.profiling import profile
+from nfdt.cli.profiling import RepeatedBatch, plain_epochs, profile, worker_epochs
 from nfdt.cli.script import Script, run_script
-from nfdt.cli.work import Profile, ProfiledWork
 from nfdt.core.errors import UsageError
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.pack import PackedProgram, pack
@@ -30,6 +28,7 @@ from nfdt.core.program.unpack import unpack
 from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.training.data import encode_batch
 from nfdt.core.training.host_batches import rows_of
+from nfdt.planning.calibration import Profile, ProfiledWork
 from nfdt.simulate.cluster import ClusterDescription
 from nfdt.simulate.job import SimulatedJob
 

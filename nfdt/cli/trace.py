@@ -1,15 +1,40 @@
-"""``nfdt trace``: what the processes of a job did, as a file for Perfetto."""
+"""``nfdt trace``: what the processes of a job did, as a file for Perfetto, in the trace event format.
+
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import click
 
 from nfdt.cli.options import connection_options, open_connection
-from nfdt.cli.trace_events import trace_of
 from nfdt.core.errors import UsageError
+from nfdt.core.events import Event
+from nfdt.core.wire import jobs_pb2 as pb
+from nfdt.core.work.spans import APPLY, KINDS, LEASE, LEASES, LOCK_WAIT, STEPS, read_spans
+
+SERVER = 1  # process number of the job server's row
+# Events that are marks on the server's row, and the fields that name them.
+_MARKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "worker_joined": ("worker",),
+        "worker_lost": ("worker", "reason"),
+        "shard_lost": ("shard", "reason"),
+        "shards_restored": ("seconds",),
+        "groups": ("reason",),
+        "plan": ("reason",),
+        "codec": ("worker", "push"),
+        "stalled": ("waiting_for",),
+        "state": ("state", "reason"),
+    }
+)
+_TRACKS = MappingProxyType({STEPS: "steps", LEASES: "leases"})
 
 
 @click.command()
@@ -30,3 +55,86 @@ def trace(job_id: str, output: Path, server: str | None, token_file: str | None,
         raise UsageError(f"--output: expected a file that can be written. Received: {error}.") from None
     processes, count = len(found["otherData"]["clocks"]), len(found["traceEvents"])
     click.echo(f"saved {output}: {count} events of {processes} processes", err=True)
+
+
+def trace_of(spans: Iterable[pb.ProcessSpans], events: Sequence[Event]) -> dict[str, Any]:
+    """Return the trace of a job; times are microseconds since its first event, by the server's clock.
+
+    Args:
+        spans: Deliveries of the processes, of each in order.
+        events: Events of the job.
+
+    Raises:
+        ValueError: the spans are no records.
+    """
+    deliveries: dict[str, list[pb.ProcessSpans]] = {}
+    for delivery in spans:
+        deliveries.setdefault(delivery.process, []).append(delivery)
+    zero = events[0].at if events else 0.0
+    found = [*_named(SERVER, "job server", {0: "epochs"}), *_of_server(events, zero)]
+    for number, name in enumerate(sorted(deliveries, key=lambda name: (len(name), name)), SERVER + 1):
+        found += _of_process(number, name, deliveries[name], zero)
+    clocks = {
+        name: {"offset_s": best.offset_s, "error_s": best.error_s}
+        for name, best in ((name, min(each, key=_error)) for name, each in deliveries.items())
+    }
+    return {"traceEvents": found, "displayTimeUnit": "ms", "otherData": {"clocks": clocks, "begins_at": zero}}
+
+
+def _error(delivery: pb.ProcessSpans) -> float:
+    return float(delivery.error_s)
+
+
+def _named(process: int, name: str, tracks: Mapping[int, str]) -> list[dict[str, Any]]:
+    """Return the events that name a process and its tracks."""
+    first = {"ph": "M", "pid": process, "tid": 0, "name": "process_name", "args": {"name": name}}
+    rows = [
+        {"ph": "M", "pid": process, "tid": track, "name": "thread_name", "args": {"name": text}}
+        for track, text in tracks.items()
+    ]
+    return [first, *rows]
+
+
+def _of_server(events: Iterable[Event], zero: float) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    begun: dict[int, float] = {}
+    for event in events:
+        place = {"pid": SERVER, "tid": 0, "ts": _micros(event.at - zero)}
+        if event.kind == "epoch_begin":
+            begun[event.data["epoch"]] = event.at
+        elif event.kind == "epoch_end" and (at := begun.get(event.data["epoch"])) is not None:
+            name = f"epoch {event.data['epoch'] + 1}"
+            found.append(
+                {**place, "ph": "X", "name": name, "ts": _micros(at - zero), "dur": _micros(event.at - at), "args": {}}
+            )
+        elif event.kind in _MARKS:
+            args = {field: event.data[field] for field in _MARKS[event.kind] if event.data.get(field)}
+            found.append({**place, "ph": "i", "s": "g", "name": event.kind, "args": args})
+    return found
+
+
+def _of_process(number: int, name: str, deliveries: Sequence[pb.ProcessSpans], zero: float) -> list[dict[str, Any]]:
+    """Return the spans of a process by the server's clock: with the offset whose error was least."""
+    offset_s = min(deliveries, key=_error).offset_s
+    spans = read_spans([delivery.records for delivery in deliveries])
+    on_shard = bool(set(spans["kind"].tolist()) & {APPLY, LOCK_WAIT})
+    tracks = sorted(set(spans["track"].tolist()))
+    found = _named(number, name, {track: f"worker-{track}" if on_shard else _TRACKS.get(track, "") for track in tracks})
+    for start, seconds, kind, track, value in spans.tolist():
+        if kind < len(KINDS):
+            found.append(
+                {
+                    "ph": "X",
+                    "pid": number,
+                    "tid": track,
+                    "name": KINDS[kind],
+                    "ts": _micros(start + offset_s - zero),
+                    "dur": _micros(seconds),
+                    "args": {"tasks" if kind == LEASE else "number": value},
+                }
+            )
+    return found
+
+
+def _micros(seconds: float) -> float:
+    return round(1e6 * seconds, 1)

@@ -10,7 +10,7 @@ Encoding and decoding are deterministic and use single IEEE operations only: bot
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import numpy as np
 import numpy.typing as npt
@@ -23,25 +23,21 @@ Payload = npt.NDArray[np.uint8]
 FLOAT32 = np.dtype("<f4")
 
 
-class Codec(Protocol):
-    """Encoding of flat vectors; stateless, so one object serves any number of threads."""
+class Codec(ABC):
+    """Encoding of flat vectors; stateless, so one object serves any number of threads.
 
-    @property
-    def name(self) -> str:
-        """Name in the option ``codec`` and in a frame's header."""
-        ...
+    Attributes:
+        name: Name in the option ``codec`` and in a frame's header.
+        block: Block size in elements; blocks are encoded independently, and the payload of a vector is the
+            concatenation of theirs. 0: the vector is encoded as a whole.
+    """
 
-    @property
-    def block(self) -> int:
-        """Block size in elements; blocks are encoded independently. 0: the vector is encoded as a whole.
+    name: str
+    block: int
 
-        The payload of a vector is the concatenation of the payloads of its blocks.
-        """
-        ...
-
+    @abstractmethod
     def encoded_bytes(self, size: int) -> int:
         """Return the number of bytes of ``size`` encoded elements."""
-        ...
 
     def check(self, received_bytes: int, size: int) -> None:
         """Check, before memory is allocated, that this number of bytes can hold ``size`` elements.
@@ -49,15 +45,20 @@ class Codec(Protocol):
         Raises:
             ShapeMismatch: It cannot.
         """
-        ...
+        if received_bytes != self.encoded_bytes(size):
+            raise ShapeMismatch(
+                f"Payload in codec {self.name}: expected {self.encoded_bytes(size)} bytes ({size} elements). "
+                f"Received: {received_bytes} bytes. The sender has another model; restart it."
+            )
 
+    @abstractmethod
     def encode(self, vector: Vector) -> Payload:
         """Encode ``vector``, shape ``(n,)`` float32, as bytes, shape ``(encoded_bytes(n),)`` uint8.
 
         A vector with elements that are not finite is decoded to a vector with such elements.
         """
-        ...
 
+    @abstractmethod
     def decode(self, payload: Payload, out: Vector) -> None:
         """Decode ``payload`` into ``out``, shape ``(n,)`` float32.
 
@@ -69,16 +70,6 @@ class Codec(Protocol):
         Raises:
             ProtocolError: The bytes are no valid payload.
         """
-        ...
-
-
-def check_exact(name: str, received_bytes: int, expected_bytes: int, size: int) -> None:
-    """Raise ShapeMismatch unless the number of bytes is the expected one."""
-    if received_bytes != expected_bytes:
-        raise ShapeMismatch(
-            f"Payload in codec {name}: expected {expected_bytes} bytes ({size} elements). Received: {received_bytes} "
-            "bytes. The sender has another model; restart it."
-        )
 
 
 def relative_error(vector: Vector, decoded: Vector) -> float:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from nfdt.codecs.base import Codec, Payload, Vector
-from nfdt.codecs.floats import IdentityCodec
 from nfdt.codecs.fused import encode_owed
+from nfdt.codecs.widths import IdentityCodec
 
 
 class ErrorFeedback:

@@ -5,31 +5,20 @@ The loops are imported where a vector is first encoded or decoded: a program wit
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from nfdt.codecs.base import FLOAT32, Codec, Payload, Vector, check_exact
-from nfdt.codecs.blocks import BLOCK, blocks
-from nfdt.codecs.scratch import make_scratch
+from nfdt.codecs.base import FLOAT32, Codec, Payload, Vector
+from nfdt.codecs.blocks import BLOCK, blocks, make_scratch
 from nfdt.core.errors import ShapeMismatch
 
 
-class FusedCodec(ABC):
+class FusedCodec(Codec):
     """Codec in compiled loops: ``name`` is that of a format of :mod:`nfdt.codecs.kernels`."""
 
-    name: str
     block = BLOCK
-
-    @abstractmethod
-    def encoded_bytes(self, size: int) -> int:
-        """See ``Codec``."""
-
-    def check(self, received_bytes: int, size: int) -> None:
-        """See ``Codec``."""
-        check_exact(self.name, received_bytes, self.encoded_bytes(size), size)
 
     def encode(self, vector: Vector) -> Payload:
         """See ``Codec``."""

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nfdt.codecs.blocks import BLOCK, BUCKET
-from nfdt.codecs.scratch import Scratch
+from nfdt.codecs.blocks import BLOCK, BUCKET, Scratch
 from nfdt.core.arrays.loops import compiled, compiled_part
 
 BF16, FP16, INT8, INT4 = range(4)

@@ -1,8 +1,23 @@
-"""Consistency policies, which decide the workers that may proceed: pure, one file per policy."""
+"""Consistency policies, which decide the workers that may proceed, by name; pure."""
 
-from nfdt.consistency.barrier import Barrier
+from __future__ import annotations
+
+from collections.abc import Callable
+
 from nfdt.consistency.base import ConsistencyPolicy
-from nfdt.consistency.free import Free
-from nfdt.consistency.registry import POLICIES, make_policy
+from nfdt.consistency.policies import Barrier, BoundedStaleness, Free, Softsync
+from nfdt.core.specs.algorithm import AlgorithmSpec
 
 __all__ = ["POLICIES", "Barrier", "ConsistencyPolicy", "Free", "make_policy"]
+
+POLICIES: dict[str, Callable[[AlgorithmSpec], ConsistencyPolicy]] = {
+    "bsp": lambda spec: Barrier(),
+    "free": lambda spec: Free(),
+    "ssp": lambda spec: BoundedStaleness(spec.staleness_bound),
+    "softsync": lambda spec: Softsync(spec.softsync_n),
+}
+
+
+def make_policy(spec: AlgorithmSpec) -> ConsistencyPolicy:
+    """Return a new policy of the kind ``spec.consistency``."""
+    return POLICIES[spec.consistency](spec)

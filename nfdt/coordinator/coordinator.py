@@ -34,8 +34,8 @@ from nfdt.core.clock import Clock
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work.instructions import Effect, ForgetWorker, GiveUp, Instruction, Leave, Report, Wait
 from nfdt.planning import PlanChoice
-from nfdt.schedulers.local_sizes import LocalSizes
-from nfdt.schedulers.row_splits import RowSplit
+from nfdt.schedulers.batch_policies import LocalSizes
+from nfdt.schedulers.pulled import RowSplit
 
 
 class Coordinator:

@@ -70,11 +70,6 @@ class EpochRun:
             self._flushed = True
             self.training.book.settle()
 
-    @property
-    def trained(self) -> bool:
-        """Whether all tasks of the epoch are trained."""
-        return self.current.name != TrainingPhase.name
-
     def suspend(self) -> None:
         """Record the loss of the shards: a flush that they have not confirmed is void."""
         if self._flush_requested and not self._flushed:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nfdt.core.specs.groups import explicit_groups, wanted_groups
+from nfdt.core.specs.algorithm import explicit_groups, wanted_groups
 from nfdt.core.specs.job import JobSpec
 from nfdt.schedulers import Speeds, StepTime
 from nfdt.schedulers.group_shares import GroupShare, share_out

@@ -1,20 +1,31 @@
-"""Snapshots and loss of the shards: the time without them, and the return to the last snapshot."""
+"""Snapshots and loss of the shards as a state machine: the time without them, and the return to the last snapshot."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from typing import Literal
 
 from nfdt.coordinator.effect_queue import EffectQueue
 from nfdt.coordinator.epoch_plan import EpochPlanner
 from nfdt.coordinator.epochs import EpochSequence
+from nfdt.coordinator.failover import Fail, FailoverMachine, Resume, Seek
 from nfdt.coordinator.membership import Membership
 from nfdt.core.clock import Clock
 from nfdt.core.specs.job import EpochProgress
 from nfdt.schedulers import LeaseBook
 
+COST_SHARE = 0.02  # largest part of the time that snapshots may take
+QUIET_S = 60.0  # limit of the wait for the end of a round
+RESTORE_S = 180.0  # limit for slots of lost shards, and for the start of all shards
 
-class Recovery:
-    """The effects of snapshots and losses on the epochs of a job; calls exclude each other as the coordinator's do.
+
+class Recovery(FailoverMachine):
+    """State machine of the shards of a job, and the effects of snapshots and losses on its epochs.
+
+    Calls exclude each other as the coordinator's do. At most one snapshot is taken at a time::
+
+        begin_snapshot ──> snapshot_step: "wait" ... "copy" ──> go_on ──> adopt ──> end_snapshot
+                                          "drop", or any failure ────────────────────────^
 
     Args:
         epochs: The epochs of the job.
@@ -24,48 +35,83 @@ class Recovery:
         clock: Clock of the job.
 
     Attributes:
-        redone_samples: Number of samples that were trained again after losses of shards.
+        taking: Whether a snapshot is being taken.
+        possible: Whether a loss can be undone; False from a state that could not be stored until the next snapshot.
+        due_at: Time of the next snapshot.
     """
 
     def __init__(
         self, epochs: EpochSequence, planner: EpochPlanner, members: Membership, effects: EffectQueue, clock: Clock
     ) -> None:
-        self._epochs, self._planner, self._members, self._effects, self._clock = (
-            epochs,
-            planner,
-            members,
-            effects,
-            clock,
-        )
-        self.redone_samples = 0
+        super().__init__(clock, RESTORE_S, f"{{missing}} did not come up within {RESTORE_S:.0f} s; see its log.")
+        self._epochs, self._planner, self._members, self._effects = epochs, planner, members, effects
+        self._interval_s = planner.spec.cluster.snapshot_s
+        self.taking = self._failed = False
+        self.possible = True
+        self.due_at = clock.now() + self._interval_s
 
     # ---- snapshots
 
-    def quiesce(self) -> None:
-        """Record that a snapshot begins; lease no new round, of the next epoch either, until :meth:`go_on`."""
+    @property
+    def is_due(self) -> bool:
+        """Whether a snapshot should begin in the middle of an epoch.
+
+        It is also due where the batches that the server keeps until then leave no room for others, but not right after
+        a snapshot that failed.
+        """
+        early = self._epochs.wants_snapshot and not self._failed
+        return self.stage == "serving" and self._epochs.phase == "train" and (early or self._clock.now() >= self.due_at)
+
+    def begin_snapshot(self) -> bool:
+        """Begin a snapshot, unless one is being taken, or the shards do not serve; return whether it has begun.
+
+        No new round is leased, of the next epoch either, until :meth:`go_on`.
+        """
+        if self.taking or self.stage != "serving":
+            return False
+        self.taking, self._of, self._began_at = True, self.attempt, self._clock.now()
         self._epochs.quiesced = True
         if self._book is not None:
             self._book.quiesce()
+        return True
 
-    @property
-    def is_quiet(self) -> bool:
-        """Whether the shards hold no part of a round. Without rounds, this is true unless they are lost."""
-        return not self._epochs.suspended and (self._book is None or self._book.is_quiet)
+    def snapshot_step(self) -> Literal["wait", "copy", "drop"]:
+        """Return whether the shards may be copied, which hold no part of a round then, or the snapshot is void."""
+        if not self.serves(self._of) or self._clock.now() >= self._began_at + QUIET_S:
+            return "drop"
+        return "copy" if self._book is None or self._book.is_quiet else "wait"
 
-    def go_on(self) -> None:
-        """Lease rounds again: the shards have copied their state. Does nothing without :meth:`quiesce`."""
-        self._lease_rounds()
-        self._epochs.advance()
-
-    def settle(self, contained: Sequence[Container[int]], *, exact: bool = False) -> None:
-        """Record that a snapshot is stored, which began with :meth:`quiesce` and after the last loss.
+    def adopt(self, contained: Sequence[Container[int]], *, exact: bool) -> bool:
+        """Rely on the snapshot, which is stored; return False if no shard has that state any more: it is void.
 
         Args:
             contained: For each shard, the tasks that its part of the snapshot contains.
             exact: Whether the snapshot contains everything that is finished.
         """
+        if not self.taking or not self.serves(self._of):
+            return False
+        self.possible = True
         if self._book is not None:
             self._book.settle(None if exact else contained)
+        return True
+
+    def end_snapshot(self, *, recorded: bool) -> None:
+        """Record the end of a snapshot in any way; ``recorded``: a restarted server finds it."""
+        now = self._clock.now()
+        self.taking, self._failed = False, not recorded
+        self.due_at = max(self._began_at + self._interval_s, now + (now - self._began_at) / COST_SHARE)
+        self.go_on()
+
+    def unstorable(self, attempt: int) -> None:
+        """Record that a state that no task leads to, and that the shards of this attempt had, could not be stored."""
+        self.possible = self.possible and not self.serves(attempt)
+
+    def go_on(self) -> None:
+        """Lease rounds again: the shards have copied their state. Does nothing the second time."""
+        self._epochs.quiesced = False
+        if self._book is not None:
+            self._book.go_on()
+        self._epochs.advance()
 
     def progress(self) -> EpochProgress | None:
         """Return the settled part of the current epoch; None: it begins with the job, or its rows have no numbers."""
@@ -75,44 +121,35 @@ class Recovery:
             progress = self._planner.beginning(self._epochs.epoch) if self._epochs.ended is None else None
         return progress and progress.model_copy(update={"task": self._planner.next_task})
 
-    @property
-    def trained(self) -> bool:
-        """Whether all tasks of the current epoch are trained."""
-        return self._epochs.run is not None and self._epochs.run.trained
-
     # ---- losses
 
-    def suspend(self) -> None:
-        """Record that shards are lost: workers wait, and no phase begins until :meth:`resume`.
+    def lost(self, part: str, how: str) -> Seek | Fail | None:
+        """Record the loss of a shard: workers wait, and no phase begins until the shards are restored."""
+        if not self.possible and self.stage != "closed":
+            self.close()
+            return Fail(f"{part} is lost ({how}), and the newest state of the shards could not be stored.")
+        found = super().lost(part, how)
+        if found is not None:
+            self._epochs.suspended = True
+            self.go_on()
+            if self._epochs.run is not None:
+                self._epochs.run.suspend()
+        return found
 
-        A snapshot that has begun is lost too.
+    def called(self, attempt: int, *, answered: bool) -> Resume | None:
+        """Record whether the shards answer that have gone back to the newest snapshot.
+
+        If they do, what is leased or not settled is leased again. Reports from before must not arrive after this call.
         """
-        if self._epochs.suspended:
-            return
-        self._epochs.suspended = True
-        self._lease_rounds()
-        if self._epochs.run is not None:
-            self._epochs.run.suspend()
-
-    def resume(self) -> int:
-        """Go on with shards that have gone back to the last settled snapshot; return the number of samples to redo.
-
-        What is leased or not settled is leased again. Reports from before this call must not arrive after it.
-        """
-        redone, now = 0, self._clock.now()
-        if self._epochs.suspended:
-            self._epochs.suspended = False
-            self._members.interrupted(now)
-            redone = self._epochs.run.rewind() if self._epochs.run is not None else 0
-            self.redone_samples += redone
+        found = super().called(attempt, answered=answered)
+        if found is None:
+            return None
+        now, self._epochs.suspended = self._clock.now(), False
+        self._members.interrupted(now)
+        redone = self._epochs.run.rewind() if self._epochs.run is not None else 0
         self._effects.useful(now, self._epochs.epoch, None)
         self._epochs.advance()
-        return redone
-
-    def _lease_rounds(self) -> None:
-        self._epochs.quiesced = False
-        if self._book is not None:
-            self._book.go_on()
+        return Resume(found.seconds, redone)
 
     @property
     def _book(self) -> LeaseBook | None:

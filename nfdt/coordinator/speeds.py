@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work.instructions import TaskTime
 from nfdt.schedulers import Speeds, StepTime
-from nfdt.schedulers.batch_policies import find_batch_policy
-from nfdt.schedulers.local_sizes import LocalSizes
+from nfdt.schedulers.batch_policies import LocalSizes, find_batch_policy
 
 
 def batch_sizes(spec: JobSpec) -> LocalSizes | None:

@@ -280,7 +280,10 @@ def _observed(reduce: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         result = reduce(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
         observer = _OBSERVER.get()
-        return result if observer is None else observer(result, values.shape, sample_weight, mask, reduction)
+        if observer is None:
+            return result
+        shape = values.shape if hasattr(values, "shape") else keras.ops.convert_to_tensor(values).shape
+        return observer(result, shape, sample_weight, mask, reduction)
 
     return reduced
 

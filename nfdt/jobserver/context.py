@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from nfdt.core.clock import Clock, SystemClock
 from nfdt.core.host.machine import boot_id, memory
 from nfdt.core.jobs.artifacts import ArtifactStore
-from nfdt.core.jobs.launcher import Launcher
+from nfdt.core.jobs.runner import Launcher
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.channel import is_loopback
@@ -18,7 +18,7 @@ from nfdt.jobserver.capacity import Capacity
 from nfdt.jobserver.pool_slot import PoolSlot
 from nfdt.jobserver.slot_pool import SlotPool
 from nfdt.launch.horovod import RingLauncher
-from nfdt.launch.slot_end import SlotEnd
+from nfdt.launch.slot_process import SlotEnd
 from nfdt.launch.world_store import WorldStores
 
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from nfdt.coordinator.coordinator import Coordinator
 from nfdt.core.errors import NfdtError
 from nfdt.core.host.machine import give_back_memory
 from nfdt.core.jobs.feed import BatchFeed
@@ -18,13 +19,15 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.client_control import ClientControl
 from nfdt.jobserver.client_requests import ClientRequests
 from nfdt.jobserver.context import ServerContext
-from nfdt.jobserver.job_context import JobContext
+from nfdt.jobserver.job_context import ActiveTraining, JobContext
 from nfdt.jobserver.job_log import JobLog
+from nfdt.jobserver.job_slot import ShardState
 from nfdt.jobserver.job_slots import JobSlots
-from nfdt.jobserver.job_start import start_training
 from nfdt.jobserver.outcome import JobOutcome, PartLost, outcome_of
 from nfdt.jobserver.pool_slot import PoolSlot, SlotMessageKind
+from nfdt.jobserver.shard_clients import ShardClients, connect_shards
 from nfdt.jobserver.slot_events import SlotEvents
+from nfdt.jobserver.snapshots import StateComposer, merger_of
 from nfdt.jobserver.termination import ServerStopping
 from nfdt.jobserver.topologies.base import Topology
 from nfdt.jobserver.training_loop import TrainingLoop
@@ -162,9 +165,9 @@ class Job:
         """Store the state of the shards, so that the next server leases nothing twice; does nothing without shards."""
         with self._context.changed:
             training = None if self._context.ended else self._context.training
-        if training is not None and training.snapshots is not None:
+        if training is not None and training.recovery is not None:
             with contextlib.suppress(NfdtError):  # the next server goes on from the snapshot before
-                training.snapshots.take()
+                training.recovery.take()
 
     def stop_with_server(self) -> None:
         """End the job because the server stops."""
@@ -213,3 +216,51 @@ class Job:
         if isinstance(reason, PartLost):
             self.broken_off = str(reason)
         return None if isinstance(reason, (PartLost, ServerStopping)) else outcome_of(reason)
+
+
+def start_training(context: JobContext) -> ActiveTraining:
+    """Start a job whose slots are available.
+
+    Raises:
+        JobFailed: A part does not start in time.
+    """
+    context.job_log.begin(JobOutcome("starting"))
+    context.job_log.record("data", {"where": context.spec.train.where, "reason": context.spec.train.reason})
+    begun = context.spec.fit.begun
+    with context.changed:
+        context.slots.shard_state = ShardState(records=begun.records if begun is not None else "")
+        for job_slot in context.slots.shards:
+            context.slots.start_shard(job_slot)
+        context.wait_for(lambda: [job_slot.name for job_slot in context.slots.shards if not job_slot.address])
+        context.topology.form()
+    training = _assemble(context)
+    with context.changed:
+        context.training = training
+        rate, weights = context.control.learning_rate, context.control.weights
+        if context.spec.callbacks is not None:  # no client sets the rate of such a job
+            rate = context.spec.callbacks.learning_rate
+        context.control.weights = None
+    if weights is not None:
+        context.replace_state(training, weights)
+    if rate is not None:
+        context.set_learning_rate(training, rate)
+    with context.changed:
+        context.slots.admit(context.slots.living(), training.coordinator)
+    context.job_log.begin(JobOutcome("running"))
+    return training
+
+
+def _assemble(context: JobContext) -> ActiveTraining:
+    server, topology = context.server, context.topology
+    merger = merger_of(context.manifest, server.artifacts)
+    policy = topology.view.policy(topology.spec)
+    spec = topology.coordinator_spec().model_copy(update={"attended": True})  # the job permits each epoch
+    coordinator = Coordinator(spec, policy, context.clock, merger, topology.sizes, restorable=topology.restores)
+    shards = topology.connect(lambda: _connect(context), coordinator)
+    composer = StateComposer(shards, merger, server.artifacts)
+    return ActiveTraining(shards, composer, coordinator, topology.recovery)
+
+
+def _connect(context: JobContext) -> ShardClients:
+    addresses = [job_slot.address for job_slot in context.slots.shards]
+    return connect_shards(addresses, context.manifest, context.slots.shard_key, authority=context.slots.shard_ca)

@@ -31,7 +31,7 @@ from nfdt.jobserver.termination import Termination
 from nfdt.jobserver.topologies.base import Topology
 from nfdt.jobserver.topologies.context import TopologyContext
 from nfdt.jobserver.topologies.registry import topology_class
-from nfdt.jobserver.topologies.shard_snapshots import ShardSnapshots
+from nfdt.jobserver.topologies.shard_recovery import ShardRecovery
 
 START_POLL_S = 0.2  # interval of checks for the parts that must start
 START_TIMEOUT_S = 180.0  # limit for shards, and for the rings of groups
@@ -39,12 +39,12 @@ START_TIMEOUT_S = 180.0  # limit for shards, and for the rings of groups
 
 @dataclass(frozen=True)
 class ActiveTraining:
-    """Parts of a job that exist once its shards serve; ``snapshots`` only if lost shards are restored."""
+    """Parts of a job that exist once its shards serve; ``recovery`` only if lost shards are restored."""
 
     shards: ShardClients
     composer: StateComposer
     coordinator: Coordinator
-    snapshots: ShardSnapshots | None
+    recovery: ShardRecovery | None
 
     @property
     def between_epochs(self) -> bool:
@@ -134,6 +134,7 @@ class JobContext:
             self.job_id,
             self.slots,
             self.job_log,
+            self.artifacts,
             self.rings,
             self.changed,
             wait_for=self.wait_for,
@@ -203,7 +204,7 @@ class JobContext:
             with self.changed:
                 incarnation = self.slots.incarnation
             training.composer.replace(artifact)
-            stored = training.snapshots is None or training.snapshots.renew(incarnation) or self.ended
+            stored = training.recovery is None or training.recovery.renew(incarnation) or self.ended
         with self.changed:
             training.coordinator.replaced()
             epochs = training.coordinator.epochs_ended

@@ -18,7 +18,7 @@ from nfdt.core.jobs.store import JobStore
 from nfdt.core.specs.callbacks import CallbacksSpec
 from nfdt.core.specs.job import EpochProgress
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.core.work.slot_output import MOST_LINES, readable_lines
+from nfdt.core.work.messages import MOST_LINES, readable_lines
 from nfdt.jobserver.full_disk import DiskPatience
 from nfdt.jobserver.outcome import JobOutcome
 from nfdt.launch.horovod_log import RingStall, describe

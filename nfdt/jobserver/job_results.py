@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nfdt.core.specs.callbacks import CallbacksSpec
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work.statistics import FIRST_LOSS
 from nfdt.jobserver.job_context import ActiveTraining, JobContext
-from nfdt.jobserver.loss_growth import LEAST, has_exploded
 from nfdt.jobserver.worker_statistics import merge_statistics
+
+GROWTH = 1e6  # over the least loss before
+LEAST = 1.0  # a loss that begins near zero may grow to ordinary size
 
 
 class JobResults:
@@ -120,8 +122,8 @@ class JobResults:
         else:
             artifact = context.store(lambda: context.server.artifacts.put(coordinator.merger.metrics))
         context.job_log.result(artifact, self._statistics(self._training.shards.statistics()), context.spec.method)
-        if self._training.snapshots is not None:
-            self._training.snapshots.forget()
+        if self._training.recovery is not None:
+            self._training.recovery.forget()
 
     def _report_refused(self, statistics: Mapping[str, Mapping[str, Any]]) -> None:
         """Warn per epoch about workers whose pushes the shards refused."""
@@ -154,3 +156,16 @@ def advice(spec: JobSpec) -> str:
     elif workers > 1 and not algorithm.rule_facts.modelled:
         steps.append("compensate the delay of gradients (algorithm='ddc-asgd')")
     return f"Advice: {', or '.join(steps)}."
+
+
+def has_exploded(loss: float, before: Iterable[float]) -> bool:
+    """Whether the mean loss of an epoch exceeds every loss before by so much that the training diverges.
+
+    It exceeds ``GROWTH * max(LEAST, |l|)`` for one of the losses before. Negative losses never do: some, as that of a
+    critic, have no lower bound.
+
+    Args:
+        loss: Mean of an epoch.
+        before: Losses of first batches and of earlier epochs; without any, nothing is known of the loss's scale.
+    """
+    return any(loss > GROWTH * max(LEAST, abs(each)) for each in before)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.core.jobs.admission import backend_of, version_conflict
-from nfdt.core.jobs.launcher import Role
+from nfdt.core.jobs.runner import Role
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.channel import is_loopback
@@ -240,9 +240,9 @@ class JobSlots:
             job_slot.slot, job_slot.failing_over = taken[0], False
         return bool(taken)
 
-    def restart_shards(self) -> None:
+    def restart_shards(self, incarnation: int) -> None:
         """Start every shard again from ``shard_state``, with another key."""
-        self.incarnation += 1
+        self.incarnation = incarnation
         self.shard_key = secrets.token_hex(32)
         for job_slot in self.shards:
             job_slot.address = ""

@@ -27,13 +27,11 @@ from nfdt.core.host.parent import Parent
 from nfdt.core.host.private_files import ensure_folder
 from nfdt.core.host.start_log import note_start
 from nfdt.core.jobs.artifacts import ArtifactStore
-from nfdt.core.jobs.audit import AuditLog
-from nfdt.core.jobs.rights import Holder, Holders
+from nfdt.core.jobs.rights import AuditLog, Holder, Holders, ensure_token_file
 from nfdt.core.jobs.service import JobsService
-from nfdt.core.jobs.tokens import ensure_token_file
 from nfdt.core.wire import jobs_pb2_grpc, workers_pb2_grpc
 from nfdt.core.wire.channel import is_loopback, join_address, make_server, split_address
-from nfdt.core.wire.descriptors import raise_descriptor_limit
+from nfdt.core.wire.doorkeeper import raise_descriptor_limit
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.options import ServerOptions, certificate_warning, shard_host
 from nfdt.jobserver.scheduler import Scheduler

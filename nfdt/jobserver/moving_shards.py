@@ -25,18 +25,29 @@ class MovingShards:
         current: Client of the first shards.
         deadline_s: Time limit for periods without an answer, in seconds.
         what: What does not answer after that time, for the error.
+        repeats_writes: Whether successors lack what was written since the end of the last epoch.
 
     Attributes:
-        rate: Learning rate that was set last; None: that of the program.
         closed: Whether the job has ended.
     """
 
-    def __init__(self, current: ShardClients, deadline_s: float, what: str) -> None:
-        self._current, self._deadline_s, self._what = current, deadline_s, what
+    def __init__(self, current: ShardClients, deadline_s: float, what: str, repeats_writes: bool = False) -> None:
+        self._current, self._deadline_s, self._what, self._repeats_writes = current, deadline_s, what, repeats_writes
         self._retired: list[ShardClients] = []
         self._changed = threading.Condition()
-        self.rate: float | None = None
+        self._rate: float | None = None  # None: that of the program
+        self._written: State | None = None  # since the end of the last epoch
         self.closed = False
+
+    def repeat(self, following: ShardClients, *, fresh: bool) -> None:
+        """Repeat what successors may lack, before they replace the current shards.
+
+        ``fresh``: no step of the epoch is trained yet.
+        """
+        if self._rate is not None:
+            following.set_learning_rate(self._rate)
+        if self._written is not None and fresh:
+            following.write(self._written)
 
     def replace(self, current: ShardClients) -> None:
         """Set the client of the successors; calls to the shards before fail, and are repeated."""
@@ -80,11 +91,12 @@ class MovingShards:
 
     def flush(self) -> None:
         """See :class:`ShardClients`."""
+        self._written = None
         self._call(lambda shards: shards.flush())
 
     def set_learning_rate(self, value: float) -> None:
         """See :class:`ShardClients`."""
-        self.rate = value
+        self._rate = value
         self._call(lambda shards: shards.set_learning_rate(value))
 
     def forget(self, worker: str, tasks: Sequence[int]) -> list[frozenset[int]]:
@@ -101,6 +113,7 @@ class MovingShards:
 
     def write(self, state: State) -> None:
         """See :class:`ShardClients`."""
+        self._written = state if self._repeats_writes else None
         self._call(lambda shards: shards.write(state))
 
     def snapshot(self, copied: Callable[[], None]) -> ShardSnapshot:

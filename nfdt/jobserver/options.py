@@ -9,7 +9,7 @@ from pathlib import Path
 from nfdt.core.errors import UsageError
 from nfdt.core.jobs.admission import Limits
 from nfdt.core.wire.channel import split_address
-from nfdt.core.wire.pem import read_pem
+from nfdt.core.wire.connection import read_pem
 from nfdt.launch.horovod_command import RingShape
 from nfdt.launch.machine import is_own_address, reachable_host
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nfdt.core.errors import JobCancelled, JobFailed, NfdtError, ServerUnreachable, WorkerFailed
-from nfdt.core.jobs.lifecycle import JobState
+from nfdt.core.jobs.job_record import JobState
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.launch.ring import Ring
 

@@ -8,8 +8,7 @@ import logging
 from nfdt.core.errors import JobFailed, NfdtError
 from nfdt.core.jobs import admission
 from nfdt.core.jobs.artifacts import ArtifactStore
-from nfdt.core.jobs.job_record import JobRecord
-from nfdt.core.jobs.lifecycle import ACTIVE, RESTARTED
+from nfdt.core.jobs.job_record import ACTIVE, RESTARTED, JobRecord
 from nfdt.core.jobs.resuming import Checkpoint, stored_states
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.specs.job import JobSpec, parse_job

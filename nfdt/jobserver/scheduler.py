@@ -12,7 +12,7 @@ from nfdt.coordinator.effect_queue import STALL_AFTER_S
 from nfdt.coordinator.progress import StallWatch
 from nfdt.core.errors import NfdtError, ServerUnreachable, UsageError
 from nfdt.core.jobs.feed import BatchFeed
-from nfdt.core.jobs.lifecycle import is_terminal
+from nfdt.core.jobs.job_record import is_terminal
 from nfdt.core.jobs.runner import JobMeasures, RegisteredSlot, SlotCounts
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.sharding import count_shards

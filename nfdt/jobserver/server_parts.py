@@ -12,8 +12,7 @@ from nfdt.core.host.keras_backend import current_backend
 from nfdt.core.host.machine import boot_id, process_lives
 from nfdt.core.host.packages import require_page_packages
 from nfdt.core.jobs.artifacts import ArtifactStore
-from nfdt.core.jobs.audit import AuditLog
-from nfdt.core.jobs.rights import Holders
+from nfdt.core.jobs.rights import AuditLog, Holders
 from nfdt.core.jobs.runner import JobRunner
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.wire import workers_pb2 as pb
@@ -26,8 +25,7 @@ from nfdt.launch.fork_here import FORK_SERVER_LOG
 from nfdt.launch.horovod import RingLauncher
 from nfdt.launch.machine import find_gpus
 from nfdt.launch.processes import LocalLauncher
-from nfdt.launch.slot_end import SlotEnd
-from nfdt.launch.slot_options import SlotOptions
+from nfdt.launch.slot_process import SlotEnd, SlotOptions
 
 if TYPE_CHECKING:
     from nfdt.web.server import PageServer

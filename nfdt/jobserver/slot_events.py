@@ -52,16 +52,16 @@ class SlotEvents:
         with context.changed:
             training, job_slot = context.training, context.slots.job_slot_of(slot)
             context.changed.notify_all()
-        if training is None or training.snapshots is None or job_slot not in context.slots.shards:
+        if training is None or training.recovery is None or job_slot not in context.slots.shards:
             return
         try:
-            training.snapshots.take()
+            training.recovery.take()
         except NfdtError as error:  # the shards go on from the snapshot before
             _log.warning("job %s: no last snapshot of %s: %s", context.job_id, job_slot.name, error)
         with context.changed:
             if job_slot.slot is not slot or job_slot.failing_over or context.ended:
                 return
-            context.topology.lost(job_slot, "its process was asked to end", training.coordinator)
+            context.topology.lost(job_slot, "its process was asked to end")
             context.changed.notify_all()
         context.server.pool.release(slot, context.job_id)
 
@@ -76,14 +76,10 @@ class SlotEvents:
             if kind == "ready" and message is not None:
                 if message.ready.incarnation == context.slots.incarnation:
                     job_slot.address = message.ready.address
-            elif not (kind == "lost" and self._is_replaced(job_slot, how)):
+            elif not (kind == "lost" and context.training is not None and context.topology.lost(job_slot, how)):
                 job_slot.gone = True
                 self._gone(job_slot, kind, message, how)
             context.changed.notify_all()
-
-    def _is_replaced(self, job_slot: JobSlot, how: str) -> bool:
-        context, training = self._context, self._context.training
-        return training is not None and context.topology.lost(job_slot, how, training.coordinator)
 
     def _gone(self, job_slot: JobSlot, kind: SlotMessageKind, message: pb.SlotMessage | None, how: str) -> None:
         error = SlotError(job_slot.name, message.failed, job_slot.members) if message and kind == "failed" else None

@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from nfdt.core.errors import ProtocolError
-from nfdt.core.jobs.launcher import Role
-from nfdt.core.jobs.runner import RegisteredSlot, SlotCounts
+from nfdt.core.jobs.runner import RegisteredSlot, Role, SlotCounts
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.pool_slot import JoinedSlot, PoolSlot, SlotChoice, SlotMessageKind, SlotUser
 

@@ -19,7 +19,7 @@ from nfdt.jobserver.pool_slot import PoolSlot, SlotMessageKind
 from nfdt.launch.horovod import RING_END_S
 from nfdt.launch.horovod_command import RingShape
 from nfdt.launch.horovod_log import RingStall
-from nfdt.launch.rank_places import RANK_TIMEOUT_S, place_ranks
+from nfdt.launch.ring import RANK_TIMEOUT_S, place_ranks
 from nfdt.launch.world_store import WorldStore
 
 FORM_S = 2.0 * RANK_TIMEOUT_S  # limit from the assignment of the ranks until all have joined

@@ -23,9 +23,8 @@ from nfdt.core.errors import JobFailed
 from nfdt.core.host.private_files import private
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.launch.horovod_command import HostInfo, RingShape, choose_launcher, ring_command, ring_environment, shown
-from nfdt.launch.horovod_log import RingMessages, RingStall
+from nfdt.launch.horovod_log import RingMessages, RingStall, finish_timeline, timelines
 from nfdt.launch.ring import Ring
-from nfdt.launch.timeline import finish_timeline, timelines
 
 _log = logging.getLogger(__name__)
 

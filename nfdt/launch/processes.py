@@ -17,10 +17,17 @@ from dataclasses import dataclass, replace
 from nfdt.core.host.forked_process import ForkedProcess
 from nfdt.core.host.keras_backend import TENSORFLOW, VARIABLE
 from nfdt.core.host.private_files import ensure_folder
-from nfdt.core.jobs.launcher import Role
+from nfdt.core.jobs.runner import Role
 from nfdt.launch.fork_client import ForkServerClient
-from nfdt.launch.slot_end import SlotEnd, keep
-from nfdt.launch.slot_options import SLOT, SlotOptions, shared_environment, slot_arguments, slot_environment
+from nfdt.launch.slot_process import (
+    SLOT,
+    SlotEnd,
+    SlotOptions,
+    keep,
+    shared_environment,
+    slot_arguments,
+    slot_environment,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +52,7 @@ class _Slot:
 
 
 class LocalLauncher:
-    """Launcher that keeps the wanted number of slot processes alive; a :class:`~nfdt.core.jobs.launcher.Launcher`.
+    """Launcher that keeps the wanted number of slot processes alive; a :class:`~nfdt.core.jobs.runner.Launcher`.
 
     Slots end with this process in any case, see :mod:`nfdt.core.host.parent`: one thread starts all of them and holds
     the pipes of their standard input. If they can be forked, the fork server starts them.

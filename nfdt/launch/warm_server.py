@@ -33,8 +33,7 @@ from nfdt.core.host.warm import (
     socket_name,
 )
 from nfdt.launch.fork_here import FORK_SERVER_LOG, end_forked, fork_server_here, import_slots, keep_descriptors
-from nfdt.launch.fork_server import other_threads
-from nfdt.launch.forked_children import ForkedChildren
+from nfdt.launch.fork_server import ForkedChildren, other_threads
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Measured epochs of one machine, trained plain and by one worker with one shard, and what a plan takes from them."""
+"""Measurements of one machine, plain and with one worker and one shard, and what a plan takes from them."""
 
 from __future__ import annotations
 
@@ -74,6 +74,44 @@ class MeasuredWorker:
     def quiet_step_s(self) -> float:
         """Computation of a step from which the same overhead would be less than ``RULES`` of an epoch."""
         return (self.epochs.step_s - self.compute_s) * (1 - RULES) / RULES
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Measured duration of a few steps of a script's model.
+
+    Attributes:
+        step: Seconds of a gradient as a function of the samples in its batch.
+        apply_s: Seconds that a shard with the whole model takes for a push with its reply.
+        plain: Epochs of Keras' own ``fit``, without NFDT; None: not measured.
+        worker: Epochs of one worker with one shard; None: not measured.
+    """
+
+    step: StepTime
+    apply_s: float
+    plain: MeasuredEpochs | None = None
+    worker: MeasuredWorker | None = None
+
+    def worker_step(self, batch_size: int) -> StepTime:
+        """Return the seconds of a gradient in a worker, which are those measured alone if no worker was measured."""
+        return self.step if self.worker is None else step_of(self.worker, self.step, batch_size)
+
+
+@dataclass(frozen=True)
+class ProfiledWork:
+    """Size of a ``fit``, as needed for a prediction.
+
+    Attributes:
+        batch_size: Batch size of one worker.
+        samples: Number of samples of an epoch.
+        weights: Elements of the model; 0 if unknown.
+        profile: Measured durations on this machine, or None.
+    """
+
+    batch_size: int
+    samples: int
+    weights: int
+    profile: Profile | None = None
 
 
 def measured_worker(epochs: MeasuredEpochs, step_s: float, exchange_s: float, compute_s: float) -> MeasuredWorker:

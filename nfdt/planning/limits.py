@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,26 +9,6 @@ from dataclasses import dataclass
 def sum_of_speeds(rates: Sequence[float]) -> float:
     """Return the samples per second without any waiting: the sum of the workers' own rates."""
     return sum(rates)
-
-
-def seconds_for_gradients(seconds: Sequence[float], count: int) -> float:
-    """Return the least time in which always busy workers complete ``count`` gradients.
-
-    It is ``min { t : sum_i floor(t / seconds_i) >= count }``: only whole gradients count.
-
-    Args:
-        seconds: Seconds of one gradient of each worker, > 0.
-        count: Number of gradients, >= 0.
-    """
-    due = [(taken, worker) for worker, taken in enumerate(seconds)]
-    heapq.heapify(due)
-    at = 0.0
-    done = [0] * len(seconds)
-    for _ in range(count):
-        at, worker = due[0]
-        done[worker] += 1
-        heapq.heapreplace(due, ((done[worker] + 1) * seconds[worker], worker))
-    return at
 
 
 @dataclass(frozen=True)

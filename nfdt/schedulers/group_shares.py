@@ -43,7 +43,7 @@ class GroupShare:
 
 
 class FixedSizes:
-    """Batch sizes set from outside, such as those of groups; see :class:`~nfdt.schedulers.local_sizes.LocalSizes`.
+    """Batch sizes set from outside, such as those of groups; see :class:`~nfdt.schedulers.batch_policies.LocalSizes`.
 
     Args:
         reference: Batch size of a worker without a size of its own.

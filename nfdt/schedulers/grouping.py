@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from nfdt.schedulers.machine_division import divisions, local_batches_per_s
-from nfdt.schedulers.ring_network import RingNetwork
+from nfdt.schedulers.ring_network import RingNetwork, divisions, local_batches_per_s
 
 SPREAD = 0.25  # fraction by which a machine may be slower than the fastest of its group
 BAND = 0.1  # fraction by which a worker may leave its group's band without effect

@@ -8,8 +8,7 @@ from dataclasses import replace
 from itertools import chain, groupby
 
 from nfdt.core.specs.job import EpochProgress
-from nfdt.schedulers.held import HeldTasks
-from nfdt.schedulers.settlement import Settlement
+from nfdt.schedulers.leased_tasks import HeldTasks, Settlement
 from nfdt.schedulers.sources import TaskSource
 from nfdt.schedulers.tasks import Task
 

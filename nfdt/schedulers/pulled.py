@@ -1,11 +1,11 @@
-"""Batches that workers make themselves: a worker reports how many it has, and leases those it has."""
+"""Tasks of workers that run the dataset's graph: the batches they have made, and the splits of rows they take."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nfdt.schedulers.row_set import RowRange
+from nfdt.schedulers.sources import TaskSource
 from nfdt.schedulers.tasks import Position, Task
 
 
@@ -21,7 +21,7 @@ class _Stock:
         return self.over and not self.waiting
 
 
-class PulledTasks:
+class PulledTasks(TaskSource):
     """Tasks of one epoch without content: each is the next batch of the worker that leases it.
 
     The epoch ends after ``steps``, or when every worker that takes part has no more batches.
@@ -30,8 +30,6 @@ class PulledTasks:
         steps: Maximum number of steps; None: no limit.
         begin: Position at which the epoch begins.
     """
-
-    rows = None
 
     def __init__(self, steps: int | None = None, begin: Position | None = None) -> None:
         self._steps = steps
@@ -89,13 +87,6 @@ class PulledTasks:
         self._issued -= len(tasks)
         return ()
 
-    def skip(self, trained: Sequence[RowRange]) -> int:
-        """Return 0: batches have no row numbers."""
-        return 0
-
-    def divide(self, weights: Mapping[str, float]) -> None:
-        """Do nothing: batches belong to the workers that make them."""
-
     def release(self, worker: str) -> None:
         """Forget a lost worker."""
         self._stocks.pop(worker, None)
@@ -137,3 +128,66 @@ class PulledTasks:
     @property
     def _left(self) -> int:
         return 2**62 if self._steps is None else max(0, self._steps - self._issued)
+
+
+@dataclass(frozen=True)
+class RowSplit:
+    """Rows ``[begin, end)`` of the order of a pass, which belong to one worker."""
+
+    begin: int
+    end: int
+
+
+@dataclass
+class _Last:
+    """The last request of a worker, and the answer to it."""
+
+    request: tuple[int, int]
+    split: RowSplit | None
+
+
+class RowSplits:
+    """The rows of one iteration after the other; each row of a pass is given to one worker, once.
+
+    A pass is one reading of the rows; a dataset with ``repeat`` has several in an iteration, and workers may be in
+    different ones. The rows of a lost worker are not given again.
+
+    Args:
+        rows: Rows of a pass.
+        size: Rows of a split; the last one of a pass may have fewer.
+
+    Attributes:
+        iteration: Number of the current iteration.
+    """
+
+    def __init__(self, rows: int, size: int) -> None:
+        self.iteration = 0
+        self._rows, self._size = rows, size
+        self._next: dict[int, int] = {}
+        self._last: dict[str, _Last] = {}
+
+    def begin(self, iteration: int) -> None:
+        """Begin an iteration; requests of earlier ones get nothing more."""
+        self.iteration = iteration
+        self._next.clear()
+        self._last.clear()
+
+    def forget(self, worker: str) -> None:
+        """Forget the last request of a lost worker."""
+        self._last.pop(worker, None)
+
+    def take(self, worker: str, iteration: int, pass_index: int, number: int) -> RowSplit | None:
+        """Give the worker rows of a pass; None: all rows of the pass are taken, or the iteration is over.
+
+        ``number`` counts the worker's requests of a pass: one that is repeated gets the same answer.
+        """
+        if iteration != self.iteration:
+            return None
+        last, request = self._last.get(worker), (pass_index, number)
+        if last is not None and last.request == request:
+            return last.split
+        begin = self._next.get(pass_index, 0)
+        split = RowSplit(begin, min(begin + self._size, self._rows)) if begin < self._rows else None
+        self._next[pass_index] = split.end if split else self._rows
+        self._last[worker] = _Last(request, split)
+        return split

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from nfdt.schedulers.local_sizes import LocalSizes
-from nfdt.schedulers.ranges import Ranges
-from nfdt.schedulers.row_set import RowRange, RowSet
-from nfdt.schedulers.sources import SharedTasks
+from nfdt.schedulers.batch_policies import LocalSizes
+from nfdt.schedulers.ranges import Ranges, RowRange, RowSet
+from nfdt.schedulers.sources import RangedTasks
 from nfdt.schedulers.tasks import Position, Task, TaskPlan
 
 
-class SizedTasks(SharedTasks):
+class SizedTasks(RangedTasks):
     """The rows of a plan's epoch, each exactly once, in batches whose sizes are not known in advance.
 
     A synchronous round holds as many rows as the plan's rounds, one part per worker. An asynchronous batch holds the
@@ -27,9 +26,9 @@ class SizedTasks(SharedTasks):
     """
 
     def __init__(self, plan: TaskPlan, sizes: LocalSizes) -> None:
-        self._plan, self._sizes = plan, sizes
         self._pass_index, rows = plan.rows
-        self._rows = Ranges(rows)
+        super().__init__(plan, rows)
+        self._sizes = sizes
         self._next = plan.begin.task
         self._round = plan.begin.round
         self.ranks: dict[str, int] = {}
@@ -43,25 +42,21 @@ class SizedTasks(SharedTasks):
     def skip(self, trained: Sequence[RowRange]) -> int:
         """Drop the trained rows; return the number of rounds that they make up. The numbers of rounds go on."""
         before = self.remaining
-        self._rows = Ranges(*RowSet(trained).missing(*self._plan.rows))
+        self._numbers = Ranges(*RowSet(trained).missing(*self._plan.rows))
         dropped = before - self.remaining
         self._round += dropped
         return dropped
 
-    def divide(self, weights: Mapping[str, float]) -> None:
-        """Divide the rows into contiguous shares."""
-        self._rows.divide(weights)
-
     def take(self, worker: str, limit: int) -> list[Task]:
         """Take up to ``limit`` batches of this worker's share, else of the pool."""
         tasks: list[Task] = []
-        while len(tasks) < limit and (rows := self._rows.take(worker, self._sizes.of(worker))):
+        while len(tasks) < limit and (rows := self._numbers.take(worker, self._sizes.of(worker))):
             tasks.append(self._task(rows))
         return tasks
 
     def take_round(self) -> list[Task]:
         """Take the next round, divided among the current workers."""
-        rows = self._rows.take("", self._plan.round_rows)
+        rows = self._numbers.take("", self._plan.round_rows)
         if not rows:
             return []
         parts = self._sizes.split(len(rows))
@@ -75,36 +70,10 @@ class SizedTasks(SharedTasks):
         self._round += 1
         return tasks
 
-    def release(self, worker: str) -> None:
-        """Return the worker's share to the pool."""
-        self._rows.release(worker)
-
-    def drop(self) -> None:
-        """Discard the pool and all shares."""
-        self._rows.drop()
-
-    def available(self, worker: str) -> bool:
-        """Whether the worker's share or the pool has rows."""
-        return self._rows.has(worker)
-
-    def exhausted(self, worker: str) -> bool:
-        """Whether the worker's share and the pool are empty."""
-        return not self.available(worker)
-
-    @property
-    def rows(self) -> tuple[int, range]:
-        """The pass of the epoch and its rows."""
-        return self._plan.rows
-
     @property
     def remaining(self) -> int:
         """Number of rounds (asynchronous: of batches of b0) that the remaining rows would form."""
-        return -(-len(self._rows) // self._plan.round_rows)
-
-    @property
-    def finished(self) -> bool:
-        """Whether every row has been taken."""
-        return not len(self._rows)
+        return -(-len(self._numbers) // self._plan.round_rows)
 
     def _task(self, rows: range) -> Task:
         task = Task(self._next, rows.start, rows.stop, self._pass_index, samples=len(rows))

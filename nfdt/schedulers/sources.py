@@ -2,95 +2,128 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
-from nfdt.schedulers.ranges import Ranges
-from nfdt.schedulers.row_set import RowRange, RowSet
+from nfdt.schedulers.ranges import Ranges, RowRange, RowSet
 from nfdt.schedulers.tasks import Position, Task, TaskPlan
 
 LEASE_BYTES = 32 * 2**20
 """Largest amount of streamed batches in a lease of several."""
 
 
-class TaskSource(Protocol):
-    """Unleased tasks by rounds (an asynchronous round is one task)."""
+class TaskSource(ABC):
+    """Unleased tasks by rounds (an asynchronous round is one task).
 
+    The methods with a body are those of tasks that any worker can compute, and that have no row numbers.
+    """
+
+    @abstractmethod
     def take(self, worker: str, limit: int) -> list[Task]:
         """Take the tasks of up to ``limit`` rounds for this worker."""
-        ...
 
+    @abstractmethod
     def take_round(self) -> list[Task]:
         """Take all parts of the next round; empty if it is not available (yet)."""
-        ...
 
-    def join(self, worker: str) -> None:
-        """Let a worker take part in the epoch."""
-        ...
-
-    def returned(self, tasks: Sequence[Task]) -> Sequence[Task]:
-        """Take tasks back, as if they had never been taken; return those that any worker may compute."""
-        ...
-
-    def skip(self, trained: Sequence[RowRange]) -> int:
-        """Drop these rows before the first task is taken; return the number of rounds that are dropped."""
-        ...
-
-    def divide(self, weights: Mapping[str, float]) -> None:
-        """Reserve the unleased tasks for these workers, in proportion."""
-        ...
-
-    def release(self, worker: str) -> None:
-        """Return the share of a lost worker to the pool of all others."""
-        ...
-
+    @abstractmethod
     def drop(self) -> None:
         """Discard all remaining tasks."""
-        ...
 
+    @abstractmethod
     def available(self, worker: str) -> bool:
         """Whether :meth:`take` would return a task for this worker now."""
-        ...
+
+    @property
+    @abstractmethod
+    def remaining(self) -> int:
+        """Number of remaining rounds, as far as known."""
+
+    @property
+    @abstractmethod
+    def finished(self) -> bool:
+        """Whether no task is left or will come."""
 
     def exhausted(self, worker: str) -> bool:
         """Whether no task is left or will come for this worker (unless another one leaves)."""
-        ...
+        return self.finished
 
     @property
     def rows(self) -> tuple[int, range] | None:
         """The pass of the epoch and its rows; None: the data of a task have no row numbers."""
-        ...
+        return None
+
+    def join(self, worker: str) -> None:
+        """Let a worker take part in the epoch."""
+        return
+
+    def returned(self, tasks: Sequence[Task]) -> Sequence[Task]:
+        """Take tasks back, as if they had never been taken; return those that any worker may compute."""
+        return tasks
+
+    def skip(self, trained: Sequence[RowRange]) -> int:
+        """Drop these rows before the first task is taken; return the number of rounds that are dropped."""
+        return 0
+
+    def divide(self, weights: Mapping[str, float]) -> None:
+        """Reserve the unleased tasks for these workers, in proportion, as far as they can be reserved."""
+        return
+
+    def release(self, worker: str) -> None:
+        """Return the share of a lost worker to the pool of all others."""
+        return
+
+
+class RangedTasks(TaskSource):
+    """Part of the sources of a plan's rows: numbers of rounds or rows, in a pool or in contiguous shares of workers.
+
+    Args:
+        plan: Plan of the epoch.
+        numbers: All numbers.
+    """
+
+    def __init__(self, plan: TaskPlan, numbers: range) -> None:
+        self._plan = plan
+        self._numbers = Ranges(numbers)
+
+    def divide(self, weights: Mapping[str, float]) -> None:
+        """Divide the numbers into contiguous shares."""
+        self._numbers.divide(weights)
+
+    def release(self, worker: str) -> None:
+        """Return the worker's share to the pool."""
+        self._numbers.release(worker)
+
+    def drop(self) -> None:
+        """Discard the pool and all shares."""
+        self._numbers.drop()
+
+    def available(self, worker: str) -> bool:
+        """Whether the worker's share or the pool has numbers."""
+        return self._numbers.has(worker)
+
+    def exhausted(self, worker: str) -> bool:
+        """Whether the worker's share and the pool are empty."""
+        return not self.available(worker)
 
     @property
-    def remaining(self) -> int:
-        """Number of remaining rounds, as far as known."""
-        ...
+    def rows(self) -> tuple[int, range]:
+        """The pass of the epoch and its rows."""
+        return self._plan.rows
 
     @property
     def finished(self) -> bool:
-        """Whether no task is left or will come."""
-        ...
+        """Whether every number has been taken."""
+        return not len(self._numbers)
 
 
-class SharedTasks:
-    """Part of a source whose tasks any worker can compute."""
-
-    def join(self, worker: str) -> None:
-        """Do nothing: tasks do not depend on the workers."""
-
-    def returned(self, tasks: Sequence[Task]) -> Sequence[Task]:
-        """Return all tasks: any worker may compute them."""
-        return tasks
-
-
-class PlannedTasks(SharedTasks):
+class PlannedTasks(RangedTasks):
     """The rounds of a plan, from a :class:`Ranges` of their indices."""
 
     def __init__(self, plan: TaskPlan) -> None:
-        self._plan = plan
-        self._rounds = Ranges(range(len(plan)))
+        super().__init__(plan, range(len(plan)))
         self._trained = RowSet()
 
     def skip(self, trained: Sequence[RowRange]) -> int:
@@ -102,51 +135,21 @@ class PlannedTasks(SharedTasks):
             first = (gap.start - rows.start) // self._plan.round_rows
             last = (gap.stop - 1 - rows.start) // self._plan.round_rows
             left.append(range(max(first, left[-1].stop if left else 0), last + 1))
-        self._rounds = Ranges(*left)
-        return len(self._plan) - len(self._rounds)
-
-    def divide(self, weights: Mapping[str, float]) -> None:
-        """Divide the rounds into contiguous shares."""
-        self._rounds.divide(weights)
+        self._numbers = Ranges(*left)
+        return len(self._plan) - len(self._numbers)
 
     def take(self, worker: str, limit: int) -> list[Task]:
         """Take up to ``limit`` tasks of this worker's share, else of the pool."""
-        return [task for index in self._rounds.take(worker, limit) for task in self._round(index)]
+        return [task for index in self._numbers.take(worker, limit) for task in self._round(index)]
 
     def take_round(self) -> list[Task]:
         """Take all parts of the next round."""
         return self.take("", 1)
 
-    def release(self, worker: str) -> None:
-        """Return the worker's share to the pool."""
-        self._rounds.release(worker)
-
-    def drop(self) -> None:
-        """Discard the pool and all shares."""
-        self._rounds.drop()
-
-    def available(self, worker: str) -> bool:
-        """Whether the worker's share or the pool has rounds."""
-        return self._rounds.has(worker)
-
-    def exhausted(self, worker: str) -> bool:
-        """Whether the worker's share and the pool are empty."""
-        return not self.available(worker)
-
     @property
     def remaining(self) -> int:
         """Number of remaining rounds."""
-        return len(self._rounds)
-
-    @property
-    def rows(self) -> tuple[int, range]:
-        """The pass of the epoch and its rows."""
-        return self._plan.rows
-
-    @property
-    def finished(self) -> bool:
-        """Whether every round has been taken."""
-        return not self.remaining
+        return len(self._numbers)
 
     def _round(self, index: int) -> Sequence[Task]:
         """Return the tasks of a round without trained rows at their ends; without those that are trained."""
@@ -164,13 +167,11 @@ class PlannedTasks(SharedTasks):
         ]
 
 
-class FedTasks(SharedTasks):
+class FedTasks(TaskSource):
     """Batches in the order in which a client feeds them; a synchronous round is ``parts`` consecutive ones.
 
     ``parts`` may be set until the first round is taken; ``accepted`` counts the batches fed, ``accepted_bytes`` theirs.
     """
-
-    rows = None
 
     def __init__(self, parts: int = 1, begin: Position | None = None, synchronous: bool = False) -> None:
         self.parts = parts
@@ -213,16 +214,6 @@ class FedTasks(SharedTasks):
         self._round += 1
         return [replace(task, round=number, part=part, parts=len(tasks)) for part, task in enumerate(tasks)]
 
-    def skip(self, trained: Sequence[RowRange]) -> int:
-        """Return 0: batches have no row numbers."""
-        return 0
-
-    def divide(self, weights: Mapping[str, float]) -> None:
-        """Do nothing: batches that have not arrived cannot be reserved."""
-
-    def release(self, worker: str) -> None:
-        """Do nothing: no batch is reserved."""
-
     def drop(self) -> None:
         """Discard the queue and refuse further batches."""
         self._queue.clear()
@@ -231,10 +222,6 @@ class FedTasks(SharedTasks):
     def available(self, worker: str) -> bool:
         """Whether a batch is queued."""
         return bool(self._queue)
-
-    def exhausted(self, worker: str) -> bool:
-        """Whether the feed has ended and nothing is queued."""
-        return self.finished
 
     @property
     def remaining(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from nfdt.core.errors import ProtocolError
 from nfdt.core.sharding.records import RecordTree
-from nfdt.core.work.task_numbers import TaskNumbers
+from nfdt.core.work.tasks import TaskNumbers
 from nfdt.shard.backup_formats import BACKUP_FORMATS
 from nfdt.shard.engine import Engine, ReplyWeights, Vector
 from nfdt.shard.messages import DeltaRequest

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from nfdt.codecs import Codec, find_decoder
-from nfdt.codecs.rows import ROWS
+from nfdt.codecs.sparse import ROWS
 from nfdt.core.errors import NfdtError, ProtocolError, ShapeMismatch
 from nfdt.core.wire import shared_memory
 from nfdt.core.wire.frame_stream import FrameStream

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nfdt.codecs.rows import ROWS
+from nfdt.codecs.sparse import ROWS
 from nfdt.core.arrays.table_rows import Rows, RowVector, TableLayout
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.sharding.records import RecordTree

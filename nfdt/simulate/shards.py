@@ -12,7 +12,7 @@ from nfdt.coordinator.topology_view import view_of
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State
 from nfdt.core.sharding import count_shards
-from nfdt.core.sharding.state_cut import StateCut
+from nfdt.core.sharding.plan import StateCut
 from nfdt.core.specs.job import JobSpec
 from nfdt.shard.building import Store, build_store
 from nfdt.shard.messages import DeltaRequest, Gradient, Reply

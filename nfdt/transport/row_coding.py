@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nfdt.codecs.rows import ROWS, RowFormat
+from nfdt.codecs.sparse import ROWS, RowFormat
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.table_rows import ChangedRows, Rows, RowVector, RowWeights, TableLayout, Vector
 from nfdt.core.errors import ProtocolError, ShapeMismatch

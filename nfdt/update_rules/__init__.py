@@ -1,5 +1,10 @@
-"""Update rules for delayed gradients: pure functions over arrays, one file per published rule."""
+"""Update rules for delayed gradients by name, with default values of their parameters; pure functions over arrays."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.update_rules.base import (
     Advance,
     Array,
@@ -10,7 +15,10 @@ from nfdt.update_rules.base import (
     RuleState,
     UpdateRule,
 )
-from nfdt.update_rules.registry import RULES, make_rule
+from nfdt.update_rules.blocks import Blocks, Elements
+from nfdt.update_rules.dc import AdaptiveDelayCompensated, DelayCompensated, DelayCompensatedMomentum
+from nfdt.update_rules.ddc import make_ddc
+from nfdt.update_rules.plain import Plain, StalenessScaled
 
 __all__ = [
     "RULES",
@@ -24,3 +32,34 @@ __all__ = [
     "UpdateRule",
     "make_rule",
 ]
+
+Factory = Callable[[AlgorithmSpec, OptimizerTraits, Blocks], UpdateRule]
+
+
+def _strength(spec: AlgorithmSpec, default: float) -> float:
+    return default if spec.dc_lambda is None else spec.dc_lambda
+
+
+def _ddc(spec: AlgorithmSpec, traits: OptimizerTraits, blocks: Blocks) -> UpdateRule:
+    return make_ddc(traits, blocks, dc_lambda=_strength(spec, 0.2), dc_clip=spec.dc_clip, gap=spec.gap)
+
+
+RULES: dict[str, Factory] = {
+    "plain": lambda spec, traits, blocks: Plain(),
+    "staleness-scaled": lambda spec, traits, blocks: StalenessScaled(),
+    "dc": lambda spec, traits, blocks: DelayCompensated(_strength(spec, 0.04)),
+    "dc-a": lambda spec, traits, blocks: AdaptiveDelayCompensated(_strength(spec, 2.0), spec.dc_decay),
+    "dc-k": lambda spec, traits, blocks: DelayCompensatedMomentum(_strength(spec, 2.0), spec.dc_decay),
+    "ddc": _ddc,
+}
+
+
+def make_rule(spec: AlgorithmSpec, traits: OptimizerTraits, blocks: Blocks | None = None) -> UpdateRule:
+    """Make the update rule ``spec.update_rule`` with the spec's parameters, for an optimizer with these traits.
+
+    Args:
+        spec: Algorithm of the job.
+        traits: Traits of the user's optimizer.
+        blocks: Blocks of elements for rules that use them; None: every element is a block.
+    """
+    return RULES[spec.update_rule](spec, traits, blocks or Elements())

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
@@ -107,34 +107,37 @@ class Advance:
     shard: RuleState
 
 
-class UpdateRule(Protocol):
+class UpdateRule:
     """Correction of delayed gradients. See the module's docstring for the order of the calls.
+
+    The methods here are those of a rule without state that changes neither gradients nor weights.
 
     Attributes:
         name: Name of the rule.
         owns_optimizer: Whether ``advance`` replaces the optimizer's step.
         looks_ahead: Whether ``reply`` returns other weights than the current ones.
+        uses_backup: Whether ``correct`` uses ``push.backup``; else a shard need not keep it, and may pass any array.
+        lessens_decay: Whether the weight decay of the user's optimizer is :meth:`lessened`; a rule that owns it decays
+            itself.
     """
 
-    name: str
-    owns_optimizer: bool
-    looks_ahead: bool
-    uses_backup: bool
-    """Whether :meth:`correct` uses ``push.backup``; else a shard need not keep it, and may pass any array."""
-    lessens_decay: bool
-    """Whether the weight decay of the user's optimizer is :meth:`lessened`; a rule that owns it decays itself."""
+    name: ClassVar[str]
+    owns_optimizer: bool = False
+    looks_ahead: bool = False
+    uses_backup: bool = False
+    lessens_decay: bool = False
 
     def init_shard(self, ops: ArrayOps, weights: Array) -> RuleState:
         """Return the initial state of one shard; ``weights`` gives shape and dtype."""
-        ...
+        return {}
 
     def init_worker(self, ops: ArrayOps, weights: Array) -> RuleState:
         """Return the initial state per worker, in addition to its backup."""
-        ...
+        return {}
 
     def correct(self, ops: ArrayOps, push: Push, shard: RuleState, worker: RuleState) -> Correction:
-        """Return the gradient that replaces the delayed one for the optimizer."""
-        ...
+        """Return the gradient that replaces the delayed one for the optimizer; here the same, at the full rate."""
+        return Correction(push.gradient, scalar(ops, push.staleness, 1.0), shard, worker)
 
     def advance(
         self,
@@ -148,17 +151,17 @@ class UpdateRule(Protocol):
     ) -> Advance:
         """Return the result of a step in place of the user's optimizer and weight decay. Only if ``owns_optimizer``.
 
-        ``updates`` counts the updates applied before this one.
+        ``updates`` counts the updates applied before this one. Here it is a step of plain gradient descent.
         """
-        ...
+        return Advance(weights - learning_rate * (gradient if decay is None else gradient + decay), shard)
 
     def lessened(self, ops: ArrayOps, decay: Array, shard: RuleState) -> Array:
         """Return ``decay`` in proportion to the weight of the gradients. Called only when ``lessens_decay``."""
-        ...
+        return decay
 
     def observe(self, ops: ArrayOps, before: Array, after: Array, shard: RuleState) -> RuleState:
         """Measure the step of the user's optimizer. Called only when not ``owns_optimizer``."""
-        ...
+        return shard
 
     def reply(
         self,
@@ -170,77 +173,14 @@ class UpdateRule(Protocol):
         decay: Array | None = None,
     ) -> Array:
         """Return the weights for a worker whose push had this staleness, shape ``(n,)``; they become its backup."""
-        ...
-
-    def enter(self, ops: ArrayOps, slots: RuleState, updates: Array, shard: RuleState) -> RuleState:
-        """Return the state for a warm start from the user's optimizer slots (``momentum`` | ``m``, ``v``)."""
-        ...
-
-    def leave(self, ops: ArrayOps, shard: RuleState) -> RuleState:
-        """Return the optimizer slots that continue from the rule's current state."""
-        ...
-
-
-class IdentityRule:
-    """Defaults of every moment: no state, unchanged gradients, unchanged weights."""
-
-    name = "identity"
-    owns_optimizer = False
-    looks_ahead = False
-    uses_backup = False
-    lessens_decay = False
-
-    def init_shard(self, ops: ArrayOps, weights: Array) -> RuleState:
-        """Return no state."""
-        return {}
-
-    def init_worker(self, ops: ArrayOps, weights: Array) -> RuleState:
-        """Return no state."""
-        return {}
-
-    def correct(self, ops: ArrayOps, push: Push, shard: RuleState, worker: RuleState) -> Correction:
-        """Return the unchanged gradient, at the full learning rate."""
-        return Correction(push.gradient, scalar(ops, push.staleness, 1.0), shard, worker)
-
-    def advance(
-        self,
-        ops: ArrayOps,
-        gradient: Array,
-        weights: Array,
-        learning_rate: Array,
-        updates: Array,
-        shard: RuleState,
-        decay: Array | None = None,
-    ) -> Advance:
-        """Return the weights after a step of plain gradient descent."""
-        return Advance(weights - learning_rate * (gradient if decay is None else gradient + decay), shard)
-
-    def lessened(self, ops: ArrayOps, decay: Array, shard: RuleState) -> Array:
-        """Return the unchanged weight decay."""
-        return decay
-
-    def observe(self, ops: ArrayOps, before: Array, after: Array, shard: RuleState) -> RuleState:
-        """Return the state unchanged."""
-        return shard
-
-    def reply(
-        self,
-        ops: ArrayOps,
-        weights: Array,
-        learning_rate: Array,
-        staleness: Array,
-        shard: RuleState,
-        decay: Array | None = None,
-    ) -> Array:
-        """Return the unchanged weights."""
         return weights
 
     def enter(self, ops: ArrayOps, slots: RuleState, updates: Array, shard: RuleState) -> RuleState:
-        """Return the state unchanged: the user's optimizer keeps its slots."""
+        """Return the state for a warm start from the user's optimizer slots (``momentum`` | ``m``, ``v``)."""
         return shard
 
     def leave(self, ops: ArrayOps, shard: RuleState) -> RuleState:
-        """Return no slots: the user's optimizer has them."""
+        """Return the optimizer slots that continue from the rule's current state."""
         return {}
 
 

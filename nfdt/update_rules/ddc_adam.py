@@ -20,17 +20,17 @@ from nfdt.update_rules.base import (
     Array,
     ArrayOps,
     Correction,
-    IdentityRule,
     OptimizerTraits,
     Push,
     RuleState,
+    UpdateRule,
     initial,
     scalar,
 )
 from nfdt.update_rules.reliability import Reliability, kept_impulse, updates_ahead
 
 
-class DelayedAdam(IdentityRule):
+class DelayedAdam(UpdateRule):
     """DDC-ASGD around Adam and AdamW (0 < beta_1 < 1); algorithms 5.2."""
 
     name = "ddc"

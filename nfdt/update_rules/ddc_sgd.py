@@ -19,11 +19,11 @@ Otherwise every gradient would appear to have a drift in its own direction.
 
 from __future__ import annotations
 
-from nfdt.update_rules.base import Advance, Array, ArrayOps, Correction, IdentityRule, Push, RuleState, scalar
+from nfdt.update_rules.base import Advance, Array, ArrayOps, Correction, Push, RuleState, UpdateRule, scalar
 from nfdt.update_rules.reliability import Reliability, kept_impulse, updates_ahead
 
 
-class DelayedSGD(IdentityRule):
+class DelayedSGD(UpdateRule):
     """DDC-ASGD around SGD, SGD with momentum (0 <= momentum < 1) and Nesterov SGD; algorithms 5.1."""
 
     name = "ddc"

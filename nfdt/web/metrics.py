@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from nfdt.core.jobs.lifecycle import ACTIVE, TERMINAL
+from nfdt.core.jobs.job_record import ACTIVE, TERMINAL
 from nfdt.core.jobs.rights import Holder
 from nfdt.core.jobs.runner import JobMeasures, JobRunner
 from nfdt.core.jobs.store import JobStore

@@ -27,10 +27,8 @@ from starlette.staticfiles import StaticFiles
 
 from nfdt.core.errors import AuthenticationFailed, NfdtError, PolicyRefused, UsageError
 from nfdt.core.jobs.artifacts import ArtifactStore
-from nfdt.core.jobs.audit import AuditLog
-from nfdt.core.jobs.job_record import JobRecord
-from nfdt.core.jobs.lifecycle import is_terminal
-from nfdt.core.jobs.rights import Holder, Holders
+from nfdt.core.jobs.job_record import JobRecord, is_terminal
+from nfdt.core.jobs.rights import AuditLog, Holder, Holders
 from nfdt.core.jobs.runner import JobRunner
 from nfdt.core.jobs.store import JobStore, unknown_job
 from nfdt.core.specs.job import parse_job

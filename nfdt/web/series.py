@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nfdt.core.errors import NotStored
-from nfdt.core.jobs.lifecycle import ACTIVE
+from nfdt.core.jobs.job_record import ACTIVE
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.work.statistics import split_by_rank
 

@@ -11,8 +11,7 @@ import uvicorn
 
 from nfdt.core.errors import Refused, ServerUnreachable, UsageError
 from nfdt.core.jobs.artifacts import ArtifactStore
-from nfdt.core.jobs.audit import AuditLog
-from nfdt.core.jobs.rights import Holder, Holders
+from nfdt.core.jobs.rights import AuditLog, Holder, Holders
 from nfdt.core.jobs.runner import JobRunner
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.wire.channel import is_loopback, join_address, split_address

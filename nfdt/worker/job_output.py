@@ -10,7 +10,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, TextIO
 
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.core.work.slot_output import MOST_CHARACTERS, MOST_LINES
+from nfdt.core.work.messages import MOST_CHARACTERS, MOST_LINES
 
 FLUSH_S = 0.2  # longest time that a line waits for others
 

@@ -8,7 +8,7 @@ from nfdt.core.host.start_log import note_start
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.sharding import sparse_tables
 from nfdt.core.specs.job import parse_job
-from nfdt.core.training.built_program import BuiltProgram
+from nfdt.core.training.steps import BuiltProgram
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.slot_connection import NextCalls, Patience

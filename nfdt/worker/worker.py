@@ -24,12 +24,11 @@ from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.emulation import Emulation
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.training import steps
-from nfdt.core.training.built_program import BuiltProgram, is_reusable
 from nfdt.core.training.data import RowArray
 from nfdt.core.training.job_model import JobModel
 from nfdt.core.training.sources import RowTaker
 from nfdt.core.training.step_result import numbers
-from nfdt.core.training.steps import PreparedBatch
+from nfdt.core.training.steps import BuiltProgram, PreparedBatch, is_reusable
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.heartbeat import Heartbeat

@@ -5,15 +5,17 @@ from __future__ import annotations
 import pytest
 
 from nfdt.chaos.accounting import (
+    RecordedEvent,
+    RecordedJob,
     SampleCounts,
     count_samples,
     failure,
     first_progress,
     last_logs,
     recovered_at,
+    samples_of_epoch,
     trained_steps,
 )
-from nfdt.chaos.recorded_events import RecordedEvent, RecordedJob, samples_of_epoch
 
 SIZE = 100
 

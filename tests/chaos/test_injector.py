@@ -13,9 +13,8 @@ import pytest
 
 from nfdt.chaos.injector import Injector
 from nfdt.chaos.processes import ClusterProcess
-from nfdt.chaos.relay_process import Rule
-from nfdt.chaos.schedule import parse_schedule
-from nfdt.chaos.timing import PlannedFault, plan_faults
+from nfdt.chaos.relay import Rule
+from nfdt.chaos.schedule import PlannedFault, parse_schedule, plan_faults
 
 LIMIT_S = 120
 # For each line of its input it writes to its file, and prints how that went.

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from nfdt.chaos.recorded_events import RecordedJobs
+from nfdt.chaos.accounting import RecordedJobs
 from nfdt.core.jobs.store import JobStore
 
 SPEC = json.dumps({"train": {"kind": "arrays", "samples": 40}, "fit": {}})

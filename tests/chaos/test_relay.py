@@ -11,8 +11,7 @@ import time
 
 import pytest
 
-from nfdt.chaos.relay import Relay
-from nfdt.chaos.relay_process import Rule, flipped
+from nfdt.chaos.relay import Relay, Rule, flipped
 from nfdt.core.errors import NfdtError
 
 LIMIT_S = 120

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nfdt.chaos.schedule import KINDS, ROLES, parse_schedule, read_schedule
-from nfdt.chaos.timing import plan_faults
+from nfdt.chaos.schedule import KINDS, ROLES, parse_schedule, plan_faults, read_schedule
 from nfdt.core.errors import UsageError
 
 WHOLE = """

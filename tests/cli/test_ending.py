@@ -13,7 +13,7 @@ from tests.support.scripts import environment
 
 WAITS = """
 import time
-from nfdt.cli.ending import end_as_killed
+from nfdt.cli.process import end_as_killed
 end_as_killed()
 try:
     print("waits", flush=True)
@@ -24,7 +24,7 @@ finally:
 """
 GRACE = """
 import time
-from nfdt.cli.ending import end_in_order
+from nfdt.cli.process import end_in_order
 ending = end_in_order()
 try:
     print("waits", flush=True)

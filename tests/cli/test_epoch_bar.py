@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from nfdt.cli.epoch_bar import EpochBar, draw
+from nfdt.cli.job_pictures import EpochBar, draw
 from nfdt.core.events import Event
 
 LOGS = {"logs": {"loss": 1.0}, "val_logs": {"loss": 2.0}}

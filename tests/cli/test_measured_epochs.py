@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 
-from nfdt.cli.measured_epochs import LEAST_STEPS, MOST_BYTES, MOST_EPOCHS, RepeatedBatch, plain_epochs
+from nfdt.cli.profiling import LEAST_STEPS, MOST_BYTES, MOST_EPOCHS, RepeatedBatch, plain_epochs
 from nfdt.core.arrays.composite import SparseArray
 from nfdt.core.clock import ManualClock
 from nfdt.core.training.epoch_timer import EpochTimer

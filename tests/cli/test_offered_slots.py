@@ -10,7 +10,7 @@ import pytest
 
 from nfdt.cli.offered_slots import offer_slots
 from nfdt.core.errors import JobFailed
-from nfdt.launch.slot_options import SlotOptions
+from nfdt.launch.slot_process import SlotOptions
 from tests.support.hello_server import DEADLINE_S, TOKEN, HelloServer
 
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from nfdt.cli.quiet import quiet_start
+from nfdt.cli.process import quiet_start
 
 
 def start(*, broken: bool) -> None:

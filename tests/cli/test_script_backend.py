@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nfdt.cli.script import Script
-from nfdt.cli.script_backend import set_backend_of
+from nfdt.cli.script import Script, set_backend_of
 
 
 @pytest.fixture

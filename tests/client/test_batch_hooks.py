@@ -249,8 +249,17 @@ def test_hooks_have_the_numbers_of_keras_also_where_an_execution_is_cut_short(ba
     ours.set_model(model)
     hooks = BatchHooks(ours, model, size)
     for steps in range(batches + 1):
-        hooks.advance(steps, {}, flush=steps == batches)
+        hooks.advance(steps, {"loss": 1.0}, flush=steps == batches)
     assert ours.order == plain.order
+
+
+def test_approximate_hooks_wait_for_the_first_logs(model):
+    seen = []
+    hooks = BatchHooks(callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(logs)), model, 1)
+    hooks.advance(2, {})
+    assert seen == []
+    hooks.advance(3, {"loss": 1.0})
+    assert seen == [{"loss": 1.0}] * 3
 
 
 # ---- choice between exact and approximate
@@ -431,7 +440,7 @@ def test_a_callback_that_stops_before_a_batch_still_gets_its_end():
     model.stop_training = False
     hooks = BatchHooks(early, model, 1)
     hooks.begin()
-    hooks.advance(3, {})
+    hooks.advance(3, {"loss": 1.0})
     assert early.order == [("begin", 0), ("end", 0)]
     assert hooks.stopped
 

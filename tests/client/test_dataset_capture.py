@@ -13,7 +13,7 @@ from nfdt.core.errors import ProtocolError, UnreadableData
 from nfdt.core.training.dataset_graph import DatasetGraph
 from nfdt.core.training.dataset_run import DatasetRun, check_files
 from nfdt.core.training.host_batches import as_batch
-from nfdt.schedulers.row_splits import RowSplits
+from nfdt.schedulers.pulled import RowSplits
 
 N = 500
 Dataset = tf.data.Dataset

@@ -7,8 +7,8 @@ import pytest
 from nfdt_client import decorator
 from nfdt_client.connection import JobsClient
 from nfdt_client.job import InteractiveJob
-from nfdt_client.job_names import JobNames
 from nfdt_client.options import resolve
+from nfdt_client.specify import JobNames
 
 from nfdt.core.errors import JobTaken, NotStored, Terminated, UsageError
 from nfdt.core.events import MAX_LOGS_BYTES

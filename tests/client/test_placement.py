@@ -34,6 +34,15 @@ class Locked(Batches):
         self.lock = threading.Lock()
 
 
+SEEN: list[int] = []
+
+
+class Recorded(Batches):
+    def __getitem__(self, index):
+        SEEN.append(index)
+        return super().__getitem__(index)
+
+
 class Endless(Batches):
     @property
     def num_batches(self):
@@ -86,9 +95,10 @@ def test_a_dataset_goes_with_the_job_as_code_with_its_batches_and_their_size(rea
         (Locked(), True, "cannot be pickled"),
         (Endless(), True, "how many batches"),
         (Batches(), False, "--allow-code"),
+        (Recorded(), True, "changes SEEN of the script"),
         (generator(), True, "a generator can be iterated only in the script's process"),
     ],
-    ids=["unpicklable", "endless", "no code", "generator"],
+    ids=["unpicklable", "endless", "no code", "records", "generator"],
 )
 def test_what_only_the_script_can_read_stays_there_and_says_why(read, x, allows_code, reason):
     captured = read(x, allows_code=allows_code, steps_per_epoch=2)

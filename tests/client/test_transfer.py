@@ -9,7 +9,7 @@ import pytest
 from nfdt_client.connection import JobsClient
 from nfdt_client.upload import Blob, array_blob, download, upload
 
-from nfdt.core.errors import AuthenticationFailed, CaptureError, ProtocolError, ServerUnreachable
+from nfdt.core.errors import AuthenticationFailed, CaptureError, ProtocolError, ServerUnreachable, UsageError
 from nfdt.core.training.data import decode_npy
 from tests.support.fake_server import TOKEN, Job
 
@@ -51,6 +51,14 @@ def test_an_array_travels_as_npy(array):
 def test_python_objects_are_no_data():
     with pytest.raises(CaptureError, match="object"):
         array_blob(np.array([{}, None]))
+
+
+def test_an_array_that_is_written_to_while_it_is_sent_is_named(connection):
+    array = np.zeros(1000)
+    blob = array_blob(array)
+    array[-1] = 1.0
+    with pytest.raises(UsageError, match="expected arrays that stay as they are while they are sent"):
+        upload(connection, {blob.sha256: blob})
 
 
 def test_only_what_is_missing_is_sent_and_arrives_whole(connection, fake):

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from nfdt.codecs import WIDTHS
-from nfdt.codecs.adaptive import HYSTERESIS, AdaptiveWidth, CodecLoss
-from nfdt.codecs.link_estimate import LinkEstimate
+from nfdt.codecs.adaptive import HYSTERESIS, AdaptiveWidth, CodecLoss, LinkEstimate
 from nfdt.transport.choice import AdaptiveCodecs
 
 SIZE = 10**6

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from nfdt.codecs.adaptive import LinkEstimate
 from nfdt.codecs.base import relative_error
-from nfdt.codecs.link_estimate import LinkEstimate
-from nfdt.codecs.top_k import TopK
+from nfdt.codecs.sparse import TopK
 
 
 def test_a_vector_of_zeros_loses_nothing():

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from nfdt.codecs.registry import DECODERS, find_decoder, make_encoders
-from nfdt.codecs.rows import ROWS
+from nfdt.codecs import DECODERS, find_decoder, make_encoders
+from nfdt.codecs.sparse import ROWS
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 
 

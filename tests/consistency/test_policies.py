@@ -4,10 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nfdt.consistency.barrier import Barrier
-from nfdt.consistency.bounded import BoundedStaleness
-from nfdt.consistency.free import Free
-from nfdt.consistency.softsync import Softsync
+from nfdt.consistency.policies import Barrier, BoundedStaleness, Free, Softsync
 
 
 def running(policy, *workers):

@@ -13,7 +13,7 @@ import pytest
 from nfdt.core.specs.axis_facts import RULE_FACTS, RuleFacts
 from nfdt.core.specs.presets import AXES
 from nfdt.update_rules import RULES
-from nfdt.update_rules.base import Correction, IdentityRule, scalar
+from nfdt.update_rules.base import Correction, UpdateRule, scalar
 from tests.support.local_cluster import train
 
 NAME = "halved-rate"
@@ -21,7 +21,7 @@ X = np.random.default_rng(0).normal(size=(192, 6)).astype(np.float32)
 Y = X @ np.arange(6, dtype=np.float32)[:, None]
 
 
-class HalfRate(IdentityRule):
+class HalfRate(UpdateRule):
     """Rule that applies each gradient at half of the learning rate."""
 
     name = NAME

@@ -12,7 +12,7 @@ from nfdt.codecs import DECODERS, IDENTITY, ErrorFeedback, find_decoder, make_co
 from nfdt.codecs.base import relative_error
 from nfdt.codecs.blocks import BUCKET, blocks
 from nfdt.codecs.fused import is_finite
-from nfdt.codecs.top_k import TopK
+from nfdt.codecs.sparse import TopK
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.specs.presets import AXES
 

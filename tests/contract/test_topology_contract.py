@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.topology_view import VIEWS, view_of
 from nfdt.core.clock import ManualClock
 from nfdt.core.errors import JobFailed
@@ -74,7 +75,7 @@ def make(name: str) -> Topology:
     slots = JobSlots(server, "job", spec, "", "token", lambda *message: None, kind.view.slots_wanted(spec))
     condition = threading.Condition()
     context = TopologyContext(
-        server, "job", slots, Log(), Rings(), condition, lambda missing: None, lambda: None, lambda error: None
+        server, "job", slots, Log(), set(), Rings(), condition, lambda missing: None, lambda: None, lambda error: None
     )
     return kind(context, spec)
 
@@ -144,11 +145,13 @@ def test_a_job_without_other_processes_has_the_defaults(name):
     topology, error = make(name), ValueError("bug")
     lost = JobSlot(SimpleNamespace(), "worker-0", 0)
     assert topology.explain(error) is error
-    assert not topology.lost(lost, "it was killed", SimpleNamespace())
+    assert not topology.lost(lost, "it was killed")
     assert not lost.failing_over
     assert topology.prepare_epoch(SimpleNamespace())
     shards = SimpleNamespace(read=lambda: "state")
-    assert topology.connect(lambda: shards).read() == "state"
+    coordinator = Coordinator(topology.spec, topology.view.policy(topology.spec), ManualClock())
+    assert topology.connect(lambda: shards, coordinator).read() == "state"
+    assert (topology.recovery is not None) == topology.restores
     assert not topology.set_learning_rate(0.5)
     topology.report()
     topology.close()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nfdt.coordinator import Emit, Report, TaskTime, Work
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.messages import to_report
-from nfdt.schedulers.task_policies import finish_together
+from nfdt.schedulers import task_policies
 from tests.support.simulated_cluster import job, started
 from tests.support.timed_cluster import TimedCluster
 
@@ -65,13 +65,13 @@ def test_the_others_are_looked_at_only_where_it_changes_something(seconds, steps
 
     found = run()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finish_together.FinishTogetherTasks, "_ends_soon", lambda *_: True)
+        patch.setattr(task_policies.FinishTogetherTasks, "_ends_soon", lambda *_: True)
         assert run() == found
 
 
 def test_most_leases_of_a_long_epoch_look_at_no_other_worker(monkeypatch):
-    looks, look = [], finish_together._steps_left_for
-    monkeypatch.setattr(finish_together, "_steps_left_for", lambda *args: looks.append(1) or look(*args))
+    looks, look = [], task_policies._steps_left_for
+    monkeypatch.setattr(task_policies, "_steps_left_for", lambda *args: looks.append(1) or look(*args))
     cluster = timed("asgd", [0.1] * 40, samples=4000 * BATCH, epochs=1, overrides={"tasks": "finish-together"})
     assert len(looks) < len(cluster.steps) / 4
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nfdt.consistency.free import Free
+from nfdt.consistency.policies import Free
 from nfdt.coordinator.gate import Gate
 from nfdt.coordinator.membership import Membership
 from nfdt.coordinator.training import TrainingPhase

@@ -86,18 +86,19 @@ def test_workers_wait_while_the_shards_are_away_and_their_reports_count():
     assert isinstance(worker.ask(), Wait)
     assert cluster.coordinator._run.training.book.samples_finished > samples
     assert cluster.coordinator.waiting_for() == ("shards",)
-    assert not cluster.coordinator.recovery.is_quiet
+    assert not cluster.coordinator.recovery.begin_snapshot()
 
 
 def test_no_epoch_begins_while_the_shards_are_away():
     cluster = RestorableCluster(job())
     cluster.join(2)
-    cluster.coordinator.recovery.suspend()
+    cluster.lose_shards()
     cluster.coordinator.proceed(0)
     assert isinstance(cluster.workers[A].ask(), Wait)
     assert isinstance(cluster.workers[B].ask(), Wait)
     assert cluster.coordinator.phase == "hold"
-    assert cluster.coordinator.recovery.resume() == 0
+    cluster.restore()
+    assert cluster.redone == 0
     assert isinstance(cluster.workers[A].ask(), BeginEpoch)
 
 
@@ -146,21 +147,22 @@ def test_a_worker_that_leaves_while_the_shards_are_away_blocks_nothing():
 
 def test_a_job_can_fail_while_the_shards_are_away():
     cluster = begun(job())
-    cluster.coordinator.recovery.suspend()
+    cluster.lose_shards()
     cluster.coordinator.fail("the shards cannot be restored")
     cluster.settle()
     assert cluster.over
     assert isinstance(cluster.workers[A].ask(), Leave)
-    assert cluster.coordinator.recovery.resume() == 0
+    cluster.restore()
+    assert cluster.redone == 0
 
 
 def test_a_second_loss_before_the_return_changes_nothing():
     cluster = begun(job())
     turns(cluster, 6)
     cluster.lose_shards()
-    cluster.coordinator.recovery.suspend()
+    assert cluster.coordinator.recovery.lost("shard-1", "it was killed as well") is None
     cluster.restore()
-    assert cluster.coordinator.recovery.resume() == 0
+    assert cluster.coordinator.recovery.called(1, answered=True) is None
     cluster.run()
     assert set(cluster.rows_applied()[0]) == {(0, row) for row in range(20)}
 
@@ -177,7 +179,6 @@ def test_training_goes_back_to_the_snapshot():
     finished = cluster.coordinator._run.training.book.samples_finished
     assert lose(cluster) == finished - 4 * kept > 0
     assert cluster.coordinator._run.training.book.samples_finished == 4 * kept
-    assert cluster.coordinator.recovery.redone_samples == cluster.redone
     cluster.run()
     assert cluster.of("epoch_end")[0]["samples"] == 40
     assert cluster.rows_applied()[0].total() == 40
@@ -189,11 +190,9 @@ def test_the_collection_of_states_goes_back_to_training_before_the_flush_is_conf
     turns(cluster, 2, [A])
     assert lose(cluster) == 20
     assert cluster.coordinator.phase == "train"
-    assert not cluster.coordinator.recovery.trained
     cluster.unflushed.clear()
     cluster.coordinator.flushed(0)  # the answer to the request before the loss
     reach(cluster, "collect")
-    assert cluster.coordinator.recovery.trained
     turns(cluster, 4)
     assert cluster.coordinator.waiting_for() == ("shards",)
     assert cluster.unflushed == [0]
@@ -230,7 +229,10 @@ def test_a_request_that_was_not_read_yet_is_withdrawn():
 def test_states_are_collected_again_though_nothing_is_to_be_redone():
     cluster = begun(job())
     reach(cluster, "collect")
-    cluster.coordinator.recovery.settle([], exact=True)
+    recovery = cluster.coordinator.recovery
+    assert recovery.begin_snapshot()
+    assert recovery.adopt([], exact=True)
+    recovery.end_snapshot(recorded=True)
     cluster.newest = [shard.copy() for shard in cluster.shards]
     assert lose(cluster) == 0
     assert cluster.coordinator.phase == "collect"
@@ -354,10 +356,10 @@ def test_the_staleness_bound_counts_from_the_return():
 def test_no_round_begins_during_a_snapshot():
     cluster = begun(job("bsp"))
     until_given(cluster, Work)
-    cluster.coordinator.recovery.quiesce()
-    assert not cluster.coordinator.recovery.is_quiet
+    assert cluster.coordinator.recovery.begin_snapshot()
+    assert cluster.coordinator.recovery.snapshot_step() == "wait"
     turns(cluster, 10)
-    assert cluster.coordinator.recovery.is_quiet
+    assert cluster.coordinator.recovery.snapshot_step() == "copy"
     pushes = len(cluster.pushes)
     turns(cluster, 5)
     assert len(cluster.pushes) == pushes > 0
@@ -370,8 +372,8 @@ def test_no_round_begins_during_a_snapshot():
 def test_no_round_of_an_epoch_begins_during_a_snapshot_from_before_it():
     cluster = RestorableCluster(job("bsp"))
     cluster.join(2)
-    cluster.coordinator.recovery.quiesce()
-    assert cluster.coordinator.recovery.is_quiet
+    cluster.snapshot(1)
+    assert cluster.coordinator.recovery.snapshot_step() == "copy"
     cluster.coordinator.proceed(0)
     turns(cluster, 10)
     assert cluster.coordinator.phase == "train"
@@ -384,8 +386,11 @@ def test_no_round_of_an_epoch_begins_during_a_snapshot_from_before_it():
 def test_a_loss_ends_the_snapshot():
     cluster = begun(job("bsp"))
     turns(cluster, 5)
-    cluster.coordinator.recovery.quiesce()
+    cluster.snapshot(1)
     lose(cluster)
+    pushes = len(cluster.pushes)
+    turns(cluster, 10)
+    assert len(cluster.pushes) > pushes
     cluster.run()
     assert cluster.rows_applied()[0].total() == 20
 
@@ -393,7 +398,7 @@ def test_a_loss_ends_the_snapshot():
 def test_a_pause_can_begin_during_a_snapshot():
     cluster = begun(job("bsp", samples=40), until=1)
     until_given(cluster, Work)
-    cluster.coordinator.recovery.quiesce()
+    assert cluster.coordinator.recovery.begin_snapshot()
     turns(cluster, 20)
     assert cluster.coordinator.standing
 

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from tests.support.horovod_scripts import needs_horovod
 from tests.support.scripts import DEADLINE_S, answer, environment
 
 CHANGES = """
@@ -167,6 +166,14 @@ def outcome(tmp_path_factory, script_fork_server):
         + PLAIN
         + """
 out["batches"] = [batches(), counted_by_the_step()]
+targets = np.ones((128, 1), "float32")
+written = lambda from_epoch: lambda epoch: targets.fill(epoch) if epoch >= from_epoch else None
+with nfdt.session(workers=1):
+    out["written later"] = losses(build(), written(2.0), x, targets)["loss"]
+    try:
+        losses(build(), written(1.0), x, targets)
+    except Exception as error:
+        out["written first"] = str(error)
 for algorithm in ("ddc-asgd", "bsp"):
     with nfdt.session(workers=2, algorithm=algorithm):
         out[algorithm] = {case.__name__: case() for case in CASES}
@@ -211,11 +218,19 @@ def test_with_approximate_hooks_they_see_them_in_the_next_epoch_and_that_is_said
     assert "changed between batches; the workers see it from the next epoch on" in outcome["terminal"]
 
 
+@pytest.mark.feature(
+    "Arrays that a callback writes to as `fit` begins", area="Callbacks", status="refused", note="later: as in Keras"
+)
+def test_arrays_are_those_at_the_beginning_of_fit_or_are_refused(outcome):
+    assert outcome["written later"] == [1.0, 1.0, 1.0]
+    assert "expected arrays that stay as they are" in outcome["written first"]
+
+
 def test_a_variable_of_a_loss_that_the_step_counts_up_comes_back(outcome):
     assert outcome["one worker"] == outcome["batches"][1]
 
 
-@needs_horovod
+@pytest.mark.horovod
 @pytest.mark.timeout(DEADLINE_S)
 def test_ranks_see_what_callbacks_change(run_script):
     found = answer(

@@ -6,8 +6,7 @@ import pytest
 
 from nfdt.chaos.counting import counting_script, length_for
 from nfdt.chaos.report import make_report
-from nfdt.chaos.schedule import parse_schedule
-from nfdt.chaos.timing import plan_faults
+from nfdt.chaos.schedule import parse_schedule, plan_faults
 from nfdt.chaos.trial import local_trial
 from nfdt.cli.chaos import describe_report
 from tests.support.soak.invariants import violations

@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from nfdt.core.host.launcher_rank import local_names
-from tests.support.horovod_scripts import MODELS, left_behind, needs_horovod
+from tests.support.horovod_scripts import MODELS, left_behind
 from tests.support.scripts import answer
 
-pytestmark = needs_horovod
+pytestmark = pytest.mark.horovod
 
 LOG_LINES = """
 import logging, os, signal

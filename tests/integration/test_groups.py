@@ -12,10 +12,9 @@ from nfdt.jobserver.main import ServerOptions, serve
 from nfdt.jobserver.slot_ring import SlotRing
 from nfdt.launch.horovod import RingLauncher
 from nfdt.planning import PlanChoice, PlannedPreset, Prediction
-from tests.support.horovod_scripts import needs_horovod
 from tests.support.scripts import answer
 
-pytestmark = needs_horovod
+pytestmark = pytest.mark.horovod
 
 DIGITS = """
 import json

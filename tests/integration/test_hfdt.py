@@ -11,10 +11,10 @@ import sys
 import psutil
 import pytest
 
-from tests.support.horovod_scripts import MODELS, left_behind, needs_horovod
+from tests.support.horovod_scripts import MODELS, left_behind
 from tests.support.scripts import DIGITS, answer, descendants, start_server, stop
 
-pytestmark = needs_horovod
+pytestmark = pytest.mark.horovod
 MPIRUN = [shutil.which("mpirun") or "mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
 HOROVODRUN = [sys.executable, "-m", "hfdt.launch.horovodrun", "--loopback", "--gloo"]
 

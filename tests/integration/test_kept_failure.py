@@ -7,7 +7,7 @@ import os
 import keras
 import numpy as np
 import pytest
-from nfdt_client import kept_failure
+from nfdt_client import kept_state
 
 import nfdt
 from nfdt.core.program.state import load_state
@@ -23,7 +23,7 @@ class Fail(keras.callbacks.Callback):
 
 @pytest.fixture
 def folder(monkeypatch, tmp_path):
-    monkeypatch.setattr(kept_failure, "failures_folder", lambda: tmp_path)
+    monkeypatch.setattr(kept_state, "failures_folder", lambda: tmp_path)
     return tmp_path
 
 
@@ -45,6 +45,6 @@ def test_only_the_newest_are_kept(folder):
     for number in range(15):
         (folder / f"job-{number}").mkdir()
         os.utime(folder / f"job-{number}", (number, number))
-    kept_failure._remove_old(folder / "job-14")
+    kept_state._remove_old(folder / "job-14")
     names = {path.name for path in folder.iterdir()}
     assert names == {f"job-{number}" for number in range(5, 15)}

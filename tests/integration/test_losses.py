@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from tests.support import loss_cases
-from tests.support.horovod_scripts import needs_horovod
 from tests.support.local_cluster import train
 from tests.support.loss_cases import CASES, build, data, flat
 from tests.support.scripts import answer
@@ -51,7 +50,7 @@ def test_denominators_reach_the_shards(loss, transport):
     np.testing.assert_allclose(outcome.weights, alone(loss), rtol=1e-4, atol=1e-6)
 
 
-@needs_horovod
+@pytest.mark.horovod
 @pytest.mark.feature("Losses that are sums, masked, or divided by weights", area="Algorithms")
 @pytest.mark.parametrize(
     "options",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 
 from tests.support.scripts import DEADLINE_S, DIGITS, answer, environment
@@ -76,10 +74,10 @@ print(json.dumps({
 
 
 @pytest.mark.feature("Metrics of Keras in `History`, also arrays", area="Losses and metrics")
-@pytest.mark.parametrize("algorithm", ["ddc-asgd", pytest.param("allreduce", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "algorithm", ["ddc-asgd", pytest.param("allreduce", marks=[pytest.mark.long, pytest.mark.horovod])]
+)
 def test_history_holds_what_it_holds_in_keras(algorithm, tmp_path, script_fork_server):
-    if algorithm == "allreduce" and importlib.util.find_spec("horovod") is None:
-        pytest.skip("Horovod is not installed: scripts/install-horovod")
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     found = answer(script_fork_server.run(script, algorithm, environment=environment(), timeout_s=DEADLINE_S))

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.support.horovod_scripts import needs_horovod
 from tests.support.scripts import DIGITS, NFDT, environment
 
 DEADLINE_S = 540
 pytestmark = [
     pytest.mark.long,
-    needs_horovod,
+    pytest.mark.horovod,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun: ./scripts/setup"),
+    pytest.mark.mpi,
 ]
 
 TRAIN = """

@@ -7,12 +7,11 @@ import pytest
 from nfdt_client.connection import JobsClient
 from nfdt_client.handle import JobHandle
 
-from nfdt.cli.trace_events import trace_of
-from tests.support.horovod_scripts import needs_horovod
+from nfdt.cli.trace import trace_of
 from tests.support.scripts import DIGITS, answer, descendants, start_server, stop
 from tests.support.spans import await_spans
 
-pytestmark = needs_horovod
+pytestmark = pytest.mark.horovod
 
 FAILS = """
 import hfdt, os

@@ -12,6 +12,7 @@ import pytest
 from nfdt_client.connection import JobsClient
 
 from nfdt.core.program.state import load_state
+from nfdt.core.specs.presets import DEFAULT_PRESET
 from tests.support.scripts import DEADLINE_S, DIGITS, start_server, start_workers, stop, submitted
 
 ROWS = 1797
@@ -77,10 +78,9 @@ def test_bsp_reaches_the_same_bits_as_without_the_losses(cluster, tmp_path):
     np.testing.assert_array_equal(weights(cluster, events), expected)
 
 
-@pytest.mark.long
 @pytest.mark.timeout(2 * DEADLINE_S)
-def test_an_asynchronous_job_trains_again_what_the_snapshot_lacks(cluster, tmp_path):
-    with submit(cluster, tmp_path, "ddc-asgd") as job:
+def test_a_job_of_the_default_algorithm_trains_again_what_the_snapshot_lacks(cluster, tmp_path):
+    with submit(cluster, tmp_path, DEFAULT_PRESET) as job:
         events = follow(cluster, job, [(0, 30)])
     (lost,), (restored,) = of(events, "shard_lost"), of(events, "shards_restored")
     assert lost["shard"] in ("shard-0", "shard-1")

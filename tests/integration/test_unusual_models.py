@@ -18,7 +18,6 @@ import pytest
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.specs.presets import PRESETS
 from tests.support import unusual_models
-from tests.support.horovod_scripts import needs_horovod
 from tests.support.local_cluster import flat, train
 from tests.support.scripts import answer
 from tests.support.unusual_models import ROWS, TARGETS
@@ -134,7 +133,7 @@ print(json.dumps(found))
     "options",
     [
         {"algorithm": "bsp"},
-        pytest.param({"algorithm": "allreduce"}, marks=needs_horovod),
+        pytest.param({"algorithm": "allreduce"}, marks=pytest.mark.horovod),
     ],
     ids=lambda options: options["algorithm"],
 )

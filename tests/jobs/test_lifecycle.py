@@ -1,7 +1,7 @@
 import pytest
 
 from nfdt.core.errors import UsageError
-from nfdt.core.jobs.lifecycle import ACTIVE, TERMINAL, TRANSITIONS, check_transition, is_terminal
+from nfdt.core.jobs.job_record import ACTIVE, TERMINAL, TRANSITIONS, check_transition, is_terminal
 
 
 def test_every_state_is_active_or_terminal_and_named_once():

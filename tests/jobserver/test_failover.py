@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
-from nfdt.core.errors import JobFailed, ServerUnreachable
+from nfdt.core.clock import SystemClock
+from nfdt.core.errors import JobCancelled, JobFailed, ServerUnreachable
 from nfdt.jobserver.job_slot import JobSlot
-from nfdt.jobserver.topologies.failover import FailoverShardClients, LeaderFailover
+from nfdt.jobserver.topologies.failover import LeaderFailover
 
 DEADLINE_S = 30.0
 
@@ -18,76 +20,25 @@ class Shard:
     """Client of a shard whose process may be gone."""
 
     def __init__(self, name: str, alive: bool = True) -> None:
-        self.name, self.alive, self.asked, self.closed = name, alive, threading.Event(), False
+        self.name, self.alive, self.closed = name, alive, False
+        self.received: list = []
 
     def read(self):
-        self.asked.set()
         if not self.alive:
             raise ServerUnreachable(f"{self.name} is gone")
         return self.name
 
-    def set_learning_rate(self, value):
-        self.received = [*getattr(self, "received", []), value]
+    def write(self, value):
+        self.read()
+        self.received.append(value)
 
-    write = set_learning_rate
+    set_learning_rate = write
 
     def flush(self):
         pass
 
     def close(self) -> None:
         self.closed = True
-
-
-def in_background(call):
-    answers = []
-    thread = threading.Thread(target=lambda: answers.append(call()), daemon=True)
-    thread.start()
-    return thread, answers
-
-
-def test_a_call_is_made_again_to_the_next_rank():
-    first = Shard("first", alive=False)
-    shard = FailoverShardClients(first, DEADLINE_S)
-    thread, answers = in_background(shard.read)
-    assert first.asked.wait(DEADLINE_S)
-    shard.replace(Shard("second", alive=False))
-    shard.replace(Shard("third"))
-    thread.join(DEADLINE_S)
-    assert answers == ["third"]
-    shard.close()
-    assert first.closed
-
-
-def test_what_the_last_rank_may_not_have_passed_on_is_repeated():
-    shard = FailoverShardClients(Shard("first"), DEADLINE_S)
-    shard.write("old")
-    shard.flush()
-    shard.set_learning_rate(0.5)
-    shard.write("new")
-    for fresh, repeated in ((True, [0.5, "new"]), (False, [0.5])):
-        following = Shard("next")
-        shard.replace(following)
-        shard.repeat(fresh=fresh)
-        assert following.received == repeated
-
-
-def test_what_an_epoch_began_with_is_not_repeated_after_its_end():
-    shard = FailoverShardClients(Shard("first"), DEADLINE_S)
-    shard.write("old")
-    shard.flush()
-    following = Shard("next")
-    shard.replace(following)
-    shard.repeat(fresh=True)
-    assert not hasattr(following, "received")
-
-
-def test_a_call_ends_when_no_rank_takes_over_in_time_or_the_job_ends():
-    with pytest.raises(ServerUnreachable, match="No rank of the ring answers"):
-        FailoverShardClients(Shard("first", alive=False), 0.05).read()
-    shard = FailoverShardClients(Shard("first", alive=False), DEADLINE_S)
-    shard.close()
-    with pytest.raises(ServerUnreachable):
-        shard.read()
 
 
 @dataclass
@@ -104,98 +55,193 @@ class Ring:
 
 @dataclass
 class JobSlots:
-    """Slots of a shard and a worker that are gone; ``next_one`` is set when another slot registers."""
+    """Slots of a shard and a worker; one more rank can take over for each release of ``ranks``.
 
-    next_one: threading.Event
+    ``looks`` is released at each look at them. ``serve`` is called with the shard when a rank is asked to serve; it
+    sets the address, or reports a loss.
+    """
+
+    ranks: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    looks: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     started: list[str] = field(default_factory=list)
+    resumed: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        self.shards = [JobSlot(None, "shard-0", 0, failing_over=True)]
-        self.worker = JobSlot(None, "worker-0", 0, failing_over=True)
+        self.shards, self.worker = [JobSlot(None, "shard-0", 0)], JobSlot(None, "worker-0", 0)
+        self.serve = lambda shard: setattr(shard, "address", "127.0.0.1:1")
 
     def living(self):
+        self.looks.release()
         return [self.worker]
 
     def take_over(self, shard, worker):
-        if not self.next_one.is_set():
+        assert all(position.failing_over for position in (shard, worker)), "the last rank is there"
+        if not self.ranks.acquire(blocking=False):
             return False
         shard.failing_over = worker.failing_over = False
         return True
 
     def start_shard(self, job_slot):
         self.started.append("shard")
-        job_slot.address = "127.0.0.1:1"
+        self.serve(job_slot)
 
     def start_worker(self, job_slot, here):
         self.started.append("worker")
 
 
-class Pool:
-    def wait(self, timeout_s):
-        threading.Event().wait(0.001)
+class LostLeader:
+    """Failover of a ring; the leaders' shards are ``clients`` in their order, the first of which is gone."""
 
+    def __init__(self, monkeypatch) -> None:
+        monkeypatch.setattr(JobSlot, "details", {})
+        self.ring, self.slots, self.changed = Ring(), JobSlots(), threading.Condition()
+        self.clients, self.made = [Shard("first", alive=False), Shard("next")], 0
+        self.coordinator = SimpleNamespace(fresh=True, resumed=lambda worker, details: self.slots.resumed.set())
+        self.failures: list[BaseException] = []
+        self.failed = threading.Event()
+        self.cause: BaseException | None = None
+        self.failover: LeaderFailover | None = None
 
-class Coordinator:
-    def __init__(self) -> None:
-        self.resumed_by = threading.Event()
-        self.fresh = True
+    def connect(self) -> Shard:
+        self.made += 1
+        return self.clients[self.made - 1]
 
-    def resumed(self, worker, details):
-        self.resumed_by.set()
+    def check(self) -> None:
+        if self.cause is not None:
+            raise self.cause
+
+    def fail(self, error: BaseException) -> None:
+        self.failures.append(error)
+        self.failed.set()
+
+    def make(self, deadline_s: float = DEADLINE_S) -> LeaderFailover:
+        context = SimpleNamespace(
+            server=SimpleNamespace(clock=SystemClock()),
+            job_id="job-1",
+            slots=self.slots,
+            changed=self.changed,
+            check=self.check,
+            fail=self.fail,
+            job_log=SimpleNamespace(retry=lambda: None, stalled=lambda missing, seconds: None),
+        )
+        self.failover = LeaderFailover(context, self.coordinator, self.ring, self.connect, deadline_s)
+        return self.failover
+
+    def lose(self, *positions: JobSlot) -> None:
+        with self.changed:
+            for position in positions or (self.slots.shards[0], self.slots.worker):
+                self.failover.lose(position, "it was killed")
+            self.changed.notify_all()
+
+    def begin(self, deadline_s: float = DEADLINE_S) -> LeaderFailover:
+        self.make(deadline_s)
+        self.lose()
+        return self.failover
+
+    def wait_until(self, condition) -> None:
+        with self.changed:
+            assert self.changed.wait_for(condition, DEADLINE_S)
 
 
 @pytest.fixture
-def lost_leader(monkeypatch):
-    monkeypatch.setattr(JobSlot, "details", {})
-    ring, slots, coordinator = Ring(), JobSlots(threading.Event()), Coordinator()
-    failures: list[BaseException] = []
-    changed, failed = threading.Condition(), threading.Event()
-
-    def fail(error: BaseException) -> None:
-        failures.append(error)
-        failed.set()
-
-    def begin(deadline_s: float) -> LeaderFailover:
-        made = LeaderFailover(
-            ring, slots, Pool(), changed, lambda: Shard("next"), deadline_s, first=Shard("first", alive=False)
-        )
-        with changed:
-            made.begin(coordinator, fail)
-            made.begin(coordinator, fail)  # the end of its second slot is reported
-        return made
-
-    return ring, slots, coordinator, (failures, failed), begin
+def lost(monkeypatch):
+    lost = LostLeader(monkeypatch)
+    yield lost
+    with lost.changed:
+        if lost.failover is not None:
+            lost.failover.close()
+            lost.failover.shards.close()
 
 
-def test_the_next_rank_is_acquired_asked_to_serve_and_then_to_work(lost_leader):
-    _, slots, coordinator, failures, begin = lost_leader
-    failover = begin(DEADLINE_S)
-    slots.next_one.set()
-    assert failover.shard.read() == "next"
-    assert coordinator.resumed_by.wait(DEADLINE_S)
-    assert slots.started == ["shard", "worker"]
-    assert failures[0] == []
+def test_the_next_rank_is_acquired_asked_to_serve_and_then_to_work(lost):
+    failover = lost.begin()
+    lost.slots.ranks.release()
+    assert failover.shards.read() == "next"
+    assert lost.slots.resumed.wait(DEADLINE_S)
+    assert lost.slots.started == ["shard", "worker"]
+    assert lost.failures == []
+    assert not failover.running
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_state_that_no_step_has_changed_yet_is_written_to_the_next_leader(lost, fresh):
+    first, following = lost.clients
+    first.alive, lost.coordinator.fresh = True, fresh
+    failover = lost.make()
+    failover.shards.set_learning_rate(0.5)
+    failover.shards.write("state")
+    first.alive = False
+    lost.lose()
+    lost.slots.ranks.release()
+    assert lost.slots.resumed.wait(DEADLINE_S)
+    assert following.received == ([0.5, "state"] if fresh else [0.5])
+
+
+def test_no_rank_takes_over_before_both_positions_of_the_last_one_are_lost(lost):
+    lost.make()
+    lost.slots.ranks.release()
+    lost.lose(lost.slots.shards[0])
+    for _ in range(3):  # a rank that may take over is there all the time
+        assert lost.slots.looks.acquire(timeout=DEADLINE_S)
+    assert lost.slots.started == []
+    lost.lose(lost.slots.worker)
+    assert lost.slots.resumed.wait(DEADLINE_S)
+
+
+def test_a_leader_that_is_lost_before_it_serves_is_replaced_too(lost):
+    def die(shard):
+        lost.slots.serve = lambda shard: setattr(shard, "address", "127.0.0.1:1")
+        for position in (shard, lost.slots.worker):
+            lost.failover.lose(position, "it was killed as well")
+
+    lost.slots.serve = die
+    failover = lost.begin()
+    lost.slots.ranks.release(2)
+    assert lost.slots.resumed.wait(DEADLINE_S)
+    assert lost.slots.started == ["shard", "shard", "worker"]
+    assert failover.shards.read() == "next"
+
+
+def test_a_leader_that_does_not_answer_is_replaced_once_its_loss_is_reported(lost):
+    silent = Shard("silent", alive=False)
+    lost.clients.insert(1, silent)
+    lost.clients[0].alive = True
+    failover = lost.make()
+    failover.shards.set_learning_rate(0.5)
+    lost.lose()
+    lost.slots.ranks.release(2)
+    lost.wait_until(lambda: silent.closed)
+    lost.lose()
+    assert lost.slots.resumed.wait(DEADLINE_S)
+    assert failover.shards.read() == "next"
+    assert lost.slots.started == ["shard", "shard", "worker"]
 
 
 @pytest.mark.parametrize(("failure", "reason"), [(None, "another one within 0 s"), ("it ended", "it ended")])
-def test_a_ring_without_another_rank_fails_the_job_with_the_reason(lost_leader, failure, reason):
-    ring, _, _, (failures, failed), begin = lost_leader
-    ring.failure = failure
-    failover = begin(0.0)
-    assert failed.wait(DEADLINE_S)
-    assert reason in str(failures[0])
+def test_a_ring_without_another_rank_fails_the_job_with_the_reason(lost, failure, reason):
+    lost.ring.failure = failure
+    failover = lost.begin(0.0)
+    assert lost.failed.wait(DEADLINE_S)
+    assert reason in str(lost.failures[0])
     with pytest.raises(ServerUnreachable):
-        failover.shard.read()
+        failover.shards.read()
 
 
-def test_whatever_goes_wrong_while_another_rank_is_started_fails_the_job(lost_leader):
-    _, slots, _, (failures, failed), begin = lost_leader
-
-    def start_shard(job_slot):
+def test_whatever_goes_wrong_while_another_rank_is_started_fails_the_job(lost):
+    def serve(shard):
         raise RuntimeError("can't start new thread")
 
-    slots.start_shard = start_shard
-    slots.next_one.set()
-    begin(DEADLINE_S)
-    assert failed.wait(DEADLINE_S)
-    assert "new thread" in str(failures[0])
+    lost.slots.serve = serve
+    lost.slots.ranks.release()
+    lost.begin()
+    assert lost.failed.wait(DEADLINE_S)
+    assert "new thread" in str(lost.failures[0])
+
+
+def test_calls_to_the_leader_end_with_a_job_that_is_cancelled_while_there_is_none(lost):
+    failover = lost.begin()
+    with lost.changed:
+        lost.cause = JobCancelled("enough")
+        lost.changed.notify_all()
+    with pytest.raises(ServerUnreachable):
+        failover.shards.read()

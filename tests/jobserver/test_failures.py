@@ -10,7 +10,7 @@ import pytest
 from nfdt.core.errors import AuthenticationFailed, PolicyRefused, ServerUnreachable, UsageError, VersionMismatch
 from nfdt.core.host.machine import Memory
 from nfdt.core.jobs.admission import Limits
-from nfdt.core.jobs.lifecycle import RESTARTED
+from nfdt.core.jobs.job_record import RESTARTED
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.wire import jobs_pb2, workers_pb2
 from nfdt.core.wire.job_token import worker_token

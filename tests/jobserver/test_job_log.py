@@ -14,7 +14,7 @@ from nfdt.core.errors import NotStored
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.core.work.slot_output import MOST_CHARACTERS, MOST_LINES
+from nfdt.core.work.messages import MOST_CHARACTERS, MOST_LINES
 from nfdt.jobserver.full_disk import LIMIT_S
 from nfdt.jobserver.job_log import JobLog
 from nfdt.jobserver.outcome import JobOutcome

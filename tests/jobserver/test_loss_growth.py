@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nfdt.jobserver.loss_growth import has_exploded
+from nfdt.jobserver.job_results import has_exploded
 
 ORDINARY = {
     "near zero at first": [1e-12, 1e-5, 0.3, 2.0, 40.0],

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from nfdt.core.errors import UsageError
-from nfdt.core.jobs.tokens import ensure_token_file, read_tokens
+from nfdt.core.jobs.rights import ensure_token_file, read_tokens
 from nfdt.core.wire import jobs_pb2
 from nfdt.jobserver.main import ServerOptions, serve
 from nfdt.jobserver.options import shard_host

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from nfdt.launch.processes import LocalLauncher
-from nfdt.launch.slot_options import SlotOptions
+from nfdt.launch.slot_process import SlotOptions
 from tests.support.hello_server import DEADLINE_S, TOKEN, HelloServer
 
 
@@ -93,7 +93,7 @@ def test_no_process_is_left_when_the_launcher_is_killed(server, tmp_path):
         import signal
         from pathlib import Path
         from nfdt.launch.processes import LocalLauncher
-        from nfdt.launch.slot_options import SlotOptions
+        from nfdt.launch.slot_process import SlotOptions
         launcher = LocalLauncher(SlotOptions({server.address!r}, {TOKEN!r}, Path({str(tmp_path)!r})))
         launcher.ensure("worker", 2)
         signal.pause()

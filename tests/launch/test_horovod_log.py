@@ -68,6 +68,6 @@ def test_news_are_reported_once(tmp_path):
     assert len(stalls) == 1
     assert texts == []
     with log.open("a") as file:
-        file.write(f"[1]<stderr>:2026-11-20 WARNING hfdt.runtime.elastic.leader {NEWS}ranks came or went\n")
+        file.write(f"[1]<stderr>:2026-11-20 WARNING hfdt.runtime.elastic.rank {NEWS}ranks came or went\n")
     assert news.read() == ([], ["ranks came or went"])
     assert news.read() == ([], [])

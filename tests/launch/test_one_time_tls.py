@@ -11,8 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from nfdt.core.wire.certificates import CertificateAuthority
 from nfdt.core.wire.channel import join_address, make_server, open_channel, split_address
-from nfdt.launch import host_names
-from nfdt.launch.host_names import certificate_hosts, public_host
+from nfdt.launch import machine
+from nfdt.launch.machine import certificate_hosts, public_host
 from nfdt.launch.one_time_tls import authority_file, one_time_tls
 
 TIMEOUT_S = 20
@@ -56,19 +56,19 @@ def test_others_cannot_connect(server, ca):
 
 
 def test_a_host_name_that_means_loopback_is_not_sent_to_others(monkeypatch):
-    monkeypatch.setattr(host_names, "own_addresses", lambda: ["10.1.2.3"])
+    monkeypatch.setattr(machine, "own_addresses", lambda: ["10.1.2.3"])
     monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
     assert public_host() == "10.1.2.3"
-    monkeypatch.setattr(host_names, "is_own_address", lambda host, loopback: not loopback)
+    monkeypatch.setattr(machine, "is_own_address", lambda host, loopback: not loopback)
     assert public_host() == "localhost"
 
 
 def test_a_certificate_names_every_way_to_this_machine(monkeypatch):
-    monkeypatch.setattr(host_names, "own_addresses", lambda: ["10.1.2.3", "fd00::2"])
+    monkeypatch.setattr(machine, "own_addresses", lambda: ["10.1.2.3", "fd00::2"])
     hosts = certificate_hosts("head")
     assert hosts[0] == "head"
     assert {"10.1.2.3", "fd00::2", socket.gethostname(), "127.0.0.1"} <= set(hosts)
 
 
 def test_addresses_that_only_this_machine_knows_are_left_out():
-    assert not [a for a in host_names.own_addresses() if a.startswith(("127.", "169.254.", "fe80")) or a == "::1"]
+    assert not [a for a in machine.own_addresses() if a.startswith(("127.", "169.254.", "fe80")) or a == "::1"]

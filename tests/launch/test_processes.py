@@ -12,7 +12,7 @@ import pytest
 from nfdt.core.work.slot_connection import REGISTERED
 from nfdt.launch.fork_client import COMMAND
 from nfdt.launch.processes import CRASHES, FAILED_STARTS, LocalLauncher
-from nfdt.launch.slot_options import SLOT, SlotOptions, shared_environment, slot_arguments, slot_environment
+from nfdt.launch.slot_process import SLOT, SlotOptions, shared_environment, slot_arguments, slot_environment
 
 DEADLINE_S = 30
 # A stand-in for a slot: it reports its start through a pipe and ends when its standard input does.
@@ -187,7 +187,7 @@ def test_slots_end_when_the_parent_is_killed(tmp_path, announcements):
 import sys, signal
 from pathlib import Path
 from nfdt.launch.processes import LocalLauncher
-from nfdt.launch.slot_options import SlotOptions
+from nfdt.launch.slot_process import SlotOptions
 command = (sys.executable, "-c", {slot!r})
 launcher = LocalLauncher(SlotOptions("h:1", "t", Path({str(tmp_path / "logs")!r}), command=command))
 launcher.ensure("worker", 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nfdt.core.specs.horovod_options import RingTuning
-from nfdt.launch.rank_places import RankPlace, place_ranks
+from nfdt.launch.ring import RankPlace, place_ranks
 
 
 def test_ranks_of_one_machine():

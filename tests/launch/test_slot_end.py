@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from nfdt.core.work.slot_connection import REGISTERED
-from nfdt.launch.slot_end import LOG_BYTES, MOST_KEPT, SlotEnd, keep
+from nfdt.launch.slot_process import LOG_BYTES, MOST_KEPT, SlotEnd, keep
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from nfdt.launch.timeline import finish_timeline, timelines
+from nfdt.launch.horovod_log import finish_timeline, timelines
 
 WHOLE = (
     '[\n{"name": "process_name", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros":17}},\n'

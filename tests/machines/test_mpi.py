@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.horovod_scripts import needs_horovod
 from tests.support.scripts import DIGITS, environment
 
 NFDT = Path(sys.executable).with_name("nfdt")
@@ -69,7 +68,7 @@ def test_mpirun_trains_on_two_machines(machines, tmp_path):
 
 
 @pytest.mark.long
-@needs_horovod
+@pytest.mark.horovod
 @pytest.mark.timeout(600)
 def test_groups_of_an_mpi_launch_stay_on_their_machines(machines, tmp_path):
     got = launch(machines(2), tmp_path, 5, "--algorithm", "group-sync", "--set", "groups=2")

@@ -113,16 +113,14 @@ def without_tools(tmp_path: Path, **extra: str) -> subprocess.CompletedProcess[s
 def test_tests_without_machines_are_named_at_the_end(tmp_path):
     done = without_tools(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 tests were not run: they need network namespaces (missing packages: iproute2 mount util-linux)" in (
-        done.stdout
-    )
+    assert "1 tests were not run. They need machines: missing packages: iproute2 mount util-linux" in done.stdout
     assert "  tests/machines/test_rig.py::test_machines_may_be_named\n" in done.stdout
 
 
 def test_tests_without_machines_fail_on_ci(tmp_path):
     done = without_tools(tmp_path, CI="true")
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "network namespaces are needed: missing packages: iproute2 mount util-linux" in done.stdout
+    assert "machines: missing packages: iproute2 mount util-linux" in done.stdout
 
 
 def test_the_command_makes_machines_that_a_shell_enters(machines, tmp_path):

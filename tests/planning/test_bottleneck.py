@@ -6,8 +6,7 @@ import pytest
 
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.planning import Cluster, SharedLink, WorkerCost
-from nfdt.planning.bottleneck import find_bottleneck
-from nfdt.planning.comparison import compare, one_machine
+from nfdt.planning.comparison import compare, find_bottleneck, one_machine
 from nfdt.schedulers import StepTime
 
 SAMPLES = 100_000

@@ -85,7 +85,7 @@ def test_overlap_hides_the_exchange_and_adds_a_step_of_each_worker_to_the_stalen
 
 
 @pytest.mark.parametrize(
-    ("machines", "more", "expected"),
+    ("described", "more", "expected"),
     [
         (cluster([10, 10, 10, 10]), [], PlannedPreset("free", "dbs")),
         (cluster([10, 10, 40, 40], exchange_ms=0.5), [], PlannedPreset("free", "dbs")),
@@ -97,8 +97,8 @@ def test_overlap_hides_the_exchange_and_adds_a_step_of_each_worker_to_the_stalen
         ),
     ],
 )
-def test_the_choice_fits_the_machines(machines, more, expected):
-    assert choose(machines, [*DYNAMIC, *more]).preset == expected
+def test_the_choice_fits_the_machines(described, more, expected):
+    assert choose(described, [*DYNAMIC, *more]).preset == expected
 
 
 def test_overlap_is_bounded_by_what_the_job_allows():

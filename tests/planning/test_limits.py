@@ -4,18 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nfdt.planning.limits import lower_bound, of_lower_bound, seconds_for_gradients, sum_of_speeds
+from nfdt.planning.limits import lower_bound, of_lower_bound, sum_of_speeds
 
 MIXED = (1, 1, 1, 1, 2, 2, 5, 5)
 
 
 def test_the_sum_of_speeds_adds_what_each_does_alone():
     assert sum_of_speeds([10.0, 5.0]) == 15.0
-
-
-@pytest.mark.parametrize(("count", "expected"), [(0, 0), (1, 1), (4, 1), (5, 2), (10, 2), (11, 3)])
-def test_gradients_come_whole(count, expected):
-    assert seconds_for_gradients(MIXED, count) == expected
 
 
 @pytest.mark.parametrize(

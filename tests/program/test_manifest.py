@@ -90,10 +90,15 @@ def literals(tree: ast.AST) -> Iterator[str]:
                 yield ", ".join(sorted(named))
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_other_module_knows_the_keys(path):
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    assert [*look_ups(tree), *literals(tree)] == []
+def offences(source: str) -> list[str]:
+    """Return the keys of a manifest that a module other than the manifest's names."""
+    tree = ast.parse(source)
+    return [*look_ups(tree), *literals(tree)]
+
+
+def test_no_other_module_knows_the_keys():
+    found = {str(path.relative_to(ROOT)): offences(path.read_text(encoding="utf-8")) for path in SOURCES}
+    assert {path: keys for path, keys in found.items() if keys} == {}
 
 
 @pytest.mark.parametrize(
@@ -108,5 +113,4 @@ def test_no_other_module_knows_the_keys(path):
     ],
 )
 def test_a_look_up_elsewhere_is_found(source):
-    tree = ast.parse(source)
-    assert [*look_ups(tree), *literals(tree)] != []
+    assert offences(source) != []

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nfdt.schedulers import LeaseBook
-from nfdt.schedulers.pulled import PulledTasks
-from nfdt.schedulers.row_splits import RowSplits
+from nfdt.schedulers.pulled import PulledTasks, RowSplits
 
 
 @given(

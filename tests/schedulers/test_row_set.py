@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nfdt.schedulers.row_set import RowSet
+from nfdt.schedulers.ranges import RowSet
 
 RANGES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20), st.integers(0, 20)))
 

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 
-from nfdt.codecs.rows import ROWS
+from nfdt.codecs.sparse import ROWS
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.table_rows import TableLayout
 from nfdt.core.errors import ProtocolError, ShapeMismatch

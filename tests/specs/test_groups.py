@@ -3,7 +3,7 @@
 import pytest
 
 from nfdt.core.errors import UsageError
-from nfdt.core.specs.groups import explicit_groups, wanted_groups
+from nfdt.core.specs.algorithm import explicit_groups, wanted_groups
 from nfdt.core.specs.job import check_groups, resolve_algorithm, resolve_cluster
 
 

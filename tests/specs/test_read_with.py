@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from nfdt.consistency.registry import POLICIES
+from nfdt.consistency import POLICIES
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.job import ClusterSpec, find_idle, resolve_algorithm, resolve_cluster
 from nfdt.core.specs.presets import AXES, PRESETS
 from nfdt.core.specs.read_with import ReadWith
 from nfdt.transport.choice import make_choice
+from nfdt.update_rules import RULES
 from nfdt.update_rules.base import OptimizerTraits
 from nfdt.update_rules.blocks import Elements
-from nfdt.update_rules.registry import RULES
 
 OPTIONS = {**ClusterSpec.model_fields, **AlgorithmSpec.model_fields}
 DECLARED = [(name, item) for name, field in OPTIONS.items() for item in field.metadata if isinstance(item, ReadWith)]

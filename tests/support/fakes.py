@@ -26,7 +26,7 @@ from nfdt.core.wire import jobs_pb2, jobs_pb2_grpc, shards_pb2, shards_pb2_grpc,
 from nfdt.core.wire.channel import make_server, open_channel, same_token
 from nfdt.core.wire.status import translated
 from nfdt.core.work.slot_connection import NextCalls, SlotStream
-from nfdt.core.work.task_numbers import TaskNumbers
+from nfdt.core.work.tasks import TaskNumbers
 
 TOKEN = "secret-token"
 DEADLINE_S = 30.0

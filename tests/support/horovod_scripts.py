@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import psutil
-import pytest
 
 from tests.support.scripts import DIGITS
-
-needs_horovod = pytest.mark.skipif(
-    importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: scripts/install-horovod"
-)
 
 MODELS = (
     DIGITS

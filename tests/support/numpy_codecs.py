@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nfdt.codecs.base import FLOAT32, Payload, Vector, check_exact
+from nfdt.codecs.base import FLOAT32, Codec, Payload, Vector
 from nfdt.codecs.blocks import BUCKET, blocks
 
 BLOCK = 2**15
@@ -35,7 +35,7 @@ BucketRows = npt.NDArray[np.float32]
 """Shape ``(buckets, 512)``."""
 
 
-class _Bucketed:
+class _Bucketed(Codec):
     """Encoding and decoding block by block; ``bits`` per element, and 4 bytes per bucket."""
 
     name: str
@@ -45,10 +45,6 @@ class _Bucketed:
     def encoded_bytes(self, size: int) -> int:
         """See ``Codec``."""
         return 4 * _count(size) + -(-size * self.bits // 8)
-
-    def check(self, received_bytes: int, size: int) -> None:
-        """See ``Codec``."""
-        check_exact(self.name, received_bytes, self.encoded_bytes(size), size)
 
     def encode(self, vector: Vector) -> Payload:
         """See ``Codec``."""
@@ -211,7 +207,7 @@ def _rows(values: Vector, scratch: Any) -> BucketRows:
     return rows
 
 
-class BFloat16:
+class BFloat16(Codec):
     """Sign, exponent and 7 bits of the fraction: the range of float32 at half its size.
 
     Rounding is to the nearest, ties to even; the error of an element is at most ``2**-8`` of it. A number that would
@@ -224,10 +220,6 @@ class BFloat16:
     def encoded_bytes(self, size: int) -> int:
         """Return 2 bytes per element."""
         return 2 * size
-
-    def check(self, received_bytes: int, size: int) -> None:
-        """See ``Codec``."""
-        check_exact(self.name, received_bytes, self.encoded_bytes(size), size)
 
     def encode(self, vector: Vector) -> Payload:
         """See ``Codec``."""

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from nfdt.coordinator import Evaluate, Report, Wait, Work
+from nfdt.coordinator.failover import Reach, Seek, Start
 from nfdt.core.work.tasks import Task
 from tests.support.simulated_cluster import SimulatedCluster, SimulatedWorker
 
@@ -97,7 +98,8 @@ class RestorableCluster(SimulatedCluster):
         self.incarnation = 0
         self.lost = False
         self.redone = 0
-        self._taking = None  # snapshot that is not stored yet
+        self._taking = None  # copies of a snapshot that is not stored yet
+        self._taken_of = 0  # incarnation
         self._forgotten = []  # not answered, because the shards are lost
         super().__init__(spec, batches)
 
@@ -105,39 +107,46 @@ class RestorableCluster(SimulatedCluster):
 
     def snapshot(self, steps=4):
         """Do the next steps of a snapshot: begin, copy both shards, of rounds at the same moment, store."""
+        recovery = self.coordinator.recovery
         for _ in range(steps):
-            if self.lost:
-                return
             if self._taking is None:
-                self.coordinator.recovery.quiesce()
-                self._taking = "begun"
-            elif self._taking == "begun":
-                if self.coordinator.recovery.is_quiet:
-                    rounds = self.spec.algorithm.consistency == "bsp"
-                    self._taking = [shard.copy() for shard in self.shards[: 2 if rounds else 1]]
-                    if rounds:
-                        self.coordinator.recovery.go_on()
-            elif len(self._taking) < len(self.shards):
-                self._taking.append(self.shards[1].copy())
-                self.coordinator.recovery.go_on()
+                if recovery.begin_snapshot():
+                    self._taking, self._taken_of = [], self.incarnation
+            elif len(self._taking) == len(self.shards):
+                self._end_snapshot(recorded=self._store(self._taking))
+            elif self.lost or self._taken_of != self.incarnation:
+                self._end_snapshot(recorded=False)  # the shards do not answer
+            elif not self._taking and (step := recovery.snapshot_step()) != "copy":
+                if step == "drop":
+                    self._end_snapshot(recorded=False)
             else:
-                self._store(self._taking)
-                self._taking = None
+                rounds = self.spec.algorithm.consistency == "bsp"
+                self._taking += [shard.copy() for shard in self.shards[len(self._taking) :][: 2 if rounds else 1]]
+                if len(self._taking) == len(self.shards):
+                    recovery.go_on()
             self.settle()
 
-    def _store(self, snapshot, **exact):
-        self.newest = snapshot
-        self.coordinator.recovery.settle([shard.tasks for shard in snapshot], **exact)
+    def _store(self, snapshot, exact=False):
+        adopted = self.coordinator.recovery.adopt([shard.tasks for shard in snapshot], exact=exact)
+        assert adopted == (not self.lost and self._taken_of == self.incarnation)
+        if adopted:
+            self.newest = snapshot
+        return adopted
+
+    def _end_snapshot(self, *, recorded):
+        self._taking = None
+        self.coordinator.recovery.end_snapshot(recorded=recorded)
 
     def flush(self):
         if self.unflushed and not self.lost:
             epoch = self.unflushed.pop(0)
-            self._taking = None
-            self.coordinator.recovery.go_on()
-            self.coordinator.recovery.quiesce()
-            if self.coordinator.recovery.is_quiet:
-                self._store([shard.copy() for shard in self.shards])
-            self.coordinator.recovery.go_on()
+            if self._taking is not None:
+                self._end_snapshot(recorded=False)
+            assert self.coordinator.recovery.begin_snapshot()
+            self._taken_of = self.incarnation
+            if self.coordinator.recovery.snapshot_step() == "copy":
+                self._store([shard.copy() for shard in self.shards], exact=True)
+            self._end_snapshot(recorded=True)
             self.coordinator.flushed(epoch)
             self.settle()
 
@@ -145,9 +154,10 @@ class RestorableCluster(SimulatedCluster):
 
     def lose_shards(self):
         """Lose the shards."""
-        self.lost, self._taking = True, None
-        self.coordinator.recovery.suspend()
-        self.settle()
+        if not self.lost:
+            self.lost = True
+            assert self.coordinator.recovery.lost("shard-0", "it was killed") == Seek()
+            self.settle()
 
     def restore(self):
         if not self.lost:
@@ -155,10 +165,10 @@ class RestorableCluster(SimulatedCluster):
         self.lost = False
         self.incarnation += 1
         self.shards = [shard.copy() for shard in self.newest]
-        redone = self.coordinator.recovery.resume()
-        assert redone >= 0
-        self.redone += redone
-        assert self.coordinator.recovery.redone_samples == self.redone
+        recovery = self.coordinator.recovery
+        assert recovery.checked(()) == Start(self.incarnation)
+        assert recovery.checked(()) == Reach(self.incarnation)
+        self.redone += recovery.called(self.incarnation, answered=True).redone_samples
         waiting, self._forgotten = self._forgotten, []
         for worker, tasks in waiting:
             self.forget(worker, tasks)
@@ -175,8 +185,7 @@ class RestorableCluster(SimulatedCluster):
     def run(self, most=20_000):
         self.restore()
         if self._taking is not None:
-            self.coordinator.recovery.go_on()
-        self._taking = None
+            self._end_snapshot(recorded=False)
         super().run(most)
 
     def rows_applied(self):

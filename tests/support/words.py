@@ -1,24 +1,17 @@
-"""Word list of the project: which words prose and identifiers avoid, and how often each file still has them.
-
-``python -m tests.support.words`` lowers the counts in the table to those found, ``--reset`` replaces all of them, and
-``python -m tests.support.words FILE ...`` lists the offences of files.
-"""
+"""Word list of the project: which words prose and identifiers avoid. ``scripts/words`` prints where they are found."""
 
 from __future__ import annotations
 
 import ast
 import io
-import json
 import re
 import sys
 import tokenize
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TABLE = ROOT / "tests" / "data" / "word_counts.json"
 CODE = ("nfdt", "hfdt", "client", "benchmarks", "examples", "tests", "scripts")
 KEPT = "docs/decisions"  # a record of its time
 LINE_LENGTH = 140
@@ -43,8 +36,6 @@ WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 ABBREVIATIONS = "".join(rf"(?<!\b{short})" for short in (r"e\.g", r"i\.e", "al", "vs", "eq", "no"))
 SENTENCE_END = re.compile(ABBREVIATIONS + r"(?<!^\d)[.!?][)*`\"]* +[(*\[\"]*[A-Z`]")
 LINK_TARGET = re.compile(r"\]\([^)]*\)")
-
-Table = Mapping[str, Mapping[str, int]]  # counts by file and rule
 
 
 @dataclass(frozen=True)
@@ -113,43 +104,12 @@ def project_files() -> dict[str, str]:
     return {path: text for path, text in texts.items() if not path.startswith(KEPT)}
 
 
-def counts(offences: Iterable[Offence]) -> dict[str, int]:
-    """Return how many offences there are of each rule."""
-    return dict(sorted(Counter(offence.rule for offence in offences).items()))
-
-
-def lowered(
-    allowed: Mapping[str, Mapping[str, int]], found: Mapping[str, Mapping[str, int]]
-) -> dict[str, dict[str, int]]:
-    """Return the counts found where they are less than allowed; files and rules without offences are left out."""
-    kept = {
-        path: {rule: min(count, found.get(path, {}).get(rule, 0)) for rule, count in rules.items()}
-        for path, rules in allowed.items()
-    }
-    without_zeros = {path: {rule: count for rule, count in rules.items() if count} for path, rules in kept.items()}
-    return {path: rules for path, rules in without_zeros.items() if rules}
-
-
-def read_table() -> dict[str, dict[str, int]]:
-    """Return the allowed counts by file and rule."""
-    return json.loads(TABLE.read_text(encoding="utf-8"))
-
-
-def write_table(table: Table) -> None:
-    """Write the allowed counts, one file a line."""
-    lines = [f" {json.dumps(path)}: {json.dumps(rules)}" for path, rules in sorted(table.items())]
-    TABLE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-
-
-def main(arguments: list[str]) -> None:
-    """Write the table, or list the offences of files."""
-    if arguments and arguments != ["--reset"]:
-        for path in arguments:
-            for offence in sorted(offences_in(path, Path(path).read_text(encoding="utf-8")), key=lambda o: o.line):
-                print(f"{path}:{offence.line}: {offence.rule}: {offence.text}")
-        return
-    found = {path: counts(offences_in(path, text)) for path, text in project_files().items()}
-    write_table({path: rules for path, rules in found.items() if rules} if arguments else lowered(read_table(), found))
+def main(paths: list[str]) -> None:
+    """Print the offences of files; no paths: of all files of the project."""
+    texts = {path: Path(path).read_text(encoding="utf-8") for path in paths} or project_files()
+    for path, text in texts.items():
+        for offence in sorted(offences_in(path, text), key=lambda offence: offence.line):
+            print(f"{path}:{offence.line}: {offence.rule}: {offence.text}")
 
 
 if __name__ == "__main__":

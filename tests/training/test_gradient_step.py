@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import layers
 
 from nfdt.core.errors import CaptureError
-from nfdt.core.training.evaluate import EvaluateStep
+from nfdt.core.training.gradient_step import EvaluateStep
 
 
 def network(policy="float32"):
@@ -119,6 +119,16 @@ def test_the_float16_scale_halves_on_overflow_and_doubles_after_finite_steps(wor
     there.step(weights, (x, y))
     assert scale.value == 1024.0
     np.testing.assert_allclose(there.step(weights, (x, y)).gradient, plain, rtol=1e-2)
+
+
+def test_a_loss_function_may_return_a_number_of_python(worker, batches):
+    model = network()
+    model.compile(keras.optimizers.SGD(0.1), lambda y, prediction: 0)
+    there = worker(model, batches[0])
+    result = there.step(np.asarray(there.weights), batches[0])
+    (penalty,) = model.losses
+    assert float(result.logs["loss"]) == pytest.approx(float(penalty))
+    assert np.asarray(result.gradient).any()  # that of the regularizer
 
 
 class Embedded(keras.Model):

@@ -10,7 +10,7 @@ import pytest
 
 from nfdt.core.errors import UnreadableData
 from nfdt.core.program.shipped_data import LARGE_BYTES, dump_source, load_source
-from nfdt.core.training.indexed import ChangeableSource, IndexedSource
+from nfdt.core.training.sources import ChangeableSource, IndexedSource
 
 keras = pytest.importorskip("keras")
 

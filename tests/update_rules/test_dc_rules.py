@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.update_rules import OptimizerTraits, Push, make_rule
-from nfdt.update_rules.base import IdentityRule
+from nfdt.update_rules.base import UpdateRule
 from nfdt.update_rules.dc import DelayCompensated
 from tests.support.simulated_shard import SimulatedShard
 
@@ -108,7 +108,7 @@ def test_true_curvature_makes_a_delayed_quadratic_gradient_fresh(curvature, back
 
 def test_a_rule_without_a_step_of_its_own_descends_the_gradient():
     state = {"kept": np.zeros(2)}
-    moved = IdentityRule().advance(np, np.array([2.0, -1.0]), np.ones(2), np.asarray(0.1), np.asarray(0.0), state)
+    moved = UpdateRule().advance(np, np.array([2.0, -1.0]), np.ones(2), np.asarray(0.1), np.asarray(0.0), state)
     assert moved.weights == pytest.approx([0.8, 1.1])
     assert moved.shard == state
 

@@ -21,8 +21,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 import nfdt
 from nfdt.core.jobs.artifacts import ArtifactStore
-from nfdt.core.jobs.audit import AuditLog
-from nfdt.core.jobs.rights import Holders
+from nfdt.core.jobs.rights import AuditLog, Holders
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.web.server import PageAddress, PageServer, PageSource
@@ -33,18 +32,16 @@ EPOCHS = 4
 WAIT_S = 120
 MANY = 200  # workers
 LOST_S = 3.0  # limit from the loss of a worker to its mark on the page
+pytestmark = pytest.mark.browser
 SCREENSHOTS = os.environ.get("NFDT_TEST_SCREENSHOTS")  # directory for pictures of the page; none are made without it
 CHARTS = (
     "return Object.fromEntries([...document.querySelectorAll('#epochs [data-chart]')]"
     ".map(box => [box.dataset.chart, box.plot.data]))"
 )
-_missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
 
 
 @pytest.fixture(scope="module")
 def chromium():
-    if _missing:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"missing: {', '.join(_missing)}")
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium")
     for argument in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "window-size=1200,2400"):

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nfdt.core.arrays.npy_header import read_header
 from nfdt.core.errors import ServerUnreachable
-from nfdt.core.work.remote_rows import RemoteRows
+from nfdt.core.work.remote_rows import RemoteRows, read_header
 
 ARRAY = np.random.default_rng(0).normal(size=(500, 7)).astype("float32")
 ROW = ARRAY[0].nbytes

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nfdt.core.work.task_numbers import TaskNumbers
+from nfdt.core.work.tasks import TaskNumbers
 
 NUMBERS = st.lists(st.integers(0, 30), max_size=60)
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from nfdt.core.work.slot_output import MOST_LINES
+from nfdt.core.work.messages import MOST_LINES
 from nfdt.worker.job_output import collected_output
 
 

@@ -20,6 +20,7 @@ MAX_RANK = 16
 CUT_TOLERANCE = 0.02
 BLOCK_ROWS = 16  # rows of a kernel, as the matrix (inputs, units), that update rules process together
 MAX_SURPLUS = 4096
+RowSelection = slice | npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,21 @@
-"""Rights of the holders of tokens: what each role may do, whose jobs a holder sees, and the holder's quotas.
+"""Rights of the holders of tokens: what each role may do, whose jobs a holder sees, its quotas, and the audit log.
 
-A line of a token file is a secret, whose holder is an administrator, or ``NAME ROLE SECRET [jobs=N] [workers=N]``.
+A line of a token file is a secret, whose holder is an administrator, or ``NAME ROLE SECRET [jobs=N] [workers=N]``. The
+file is readable by its owner only.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import json
+import logging
+import os
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from nfdt.core.errors import PolicyRefused, UsageError
@@ -21,6 +29,7 @@ _QUOTAS = ("jobs", "workers")
 _JOBS = jobs_pb2.DESCRIPTOR.services_by_name["Jobs"].full_name
 _WORKERS = workers_pb2.DESCRIPTOR.services_by_name["Workers"].full_name
 _READING = frozenset({"Describe", "Download", "List", "OpenPage", "Show", "Slots", "Trace", "Watch"})
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -118,3 +127,86 @@ class Holders:
         """Return the holder of a token; None for an unknown one. The duration reveals nothing about the tokens."""
         found = [holder for holder in self._holders if same_token(holder.secret, secret)]
         return found[0] if found else None
+
+
+def read_tokens(path: Path) -> tuple[str, ...]:
+    """Return the lines of a file; empty lines and lines that begin with # are skipped.
+
+    Raises:
+        UsageError: the file does not exist, other users may read it, or a line describes no token.
+    """
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unusable(path, error) from None
+    if mode & 0o077:
+        raise UsageError(f"Token file {path}: expected mode 0600. Received: {mode:04o}. Run: chmod 600 {path}")
+    tokens = tuple(line for line in lines if line and not line.startswith("#"))
+    Holders(tokens)
+    return tokens
+
+
+def ensure_token_file(path: Path) -> tuple[str, ...]:
+    """Return the lines of a file, which is created with a new token if it does not exist."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return read_tokens(path)
+    except OSError as error:
+        raise _unusable(path, error) from None
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(secrets.token_hex(32) + "\n")
+    return read_tokens(path)
+
+
+def _unusable(path: Path, error: OSError | UnicodeDecodeError) -> UsageError:
+    what = error.strerror if isinstance(error, OSError) else "no UTF-8 text"
+    return UsageError(
+        f"Token file: expected a text file that user {os.geteuid()} can read, or a place where a server can make one. "
+        f"Received: {path} ({what}). Name another file, or change the permissions of this one."
+    )
+
+
+class AuditLog:
+    """Append-only file of actions; every method may be called from any thread.
+
+    Args:
+        path: The file; created with mode 0600 if it does not exist.
+        now: Returns the Unix time in seconds.
+
+    Raises:
+        UsageError: The file cannot be opened for appending.
+    """
+
+    def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
+        self._path, self._now = path, now
+        try:
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise UsageError(
+                f"Audit log: expected a file that this user can append to, or none. Received: {path} "
+                f"({error.strerror}). Change its permissions, or choose another state directory."
+            ) from None
+
+    def write(self, action: str, holder: Holder, peer: str, job_id: str = "", **details: str) -> None:
+        """Append a line; a line that cannot be written (full disk) goes to the server's log instead.
+
+        Args:
+            action: Name of the action, such as ``submit``.
+            holder: Holder of the token that came with the call.
+            peer: Address of the caller.
+            job_id: Job that the action is about.
+            **details: More fields of the line.
+        """
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._now()))
+        line = {"at": at, "action": action, "who": holder.owner, "role": holder.role, "from": peer, "job": job_id}
+        text = json.dumps({**{key: value for key, value in line.items() if value}, **details}) + "\n"
+        try:
+            os.write(self._descriptor, text.encode())  # one call: lines of several threads do not mix
+        except OSError as error:
+            _log.error("%s cannot be written (%s): %s", self._path, error.strerror, text.strip())
+
+    def close(self) -> None:
+        """Close the file; nothing can be written afterwards."""
+        os.close(self._descriptor)

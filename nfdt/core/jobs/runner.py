@@ -1,15 +1,37 @@
-"""Interface between the Jobs service and the part of the server that runs the jobs."""
+"""Interfaces between the Jobs service and the parts of the server that run the jobs and start their slots."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from nfdt.core.jobs.feed import BatchFeed
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import jobs_pb2 as pb
+
+Role = Literal["worker", "shard"]
+
+
+class Launcher(Protocol):
+    """Starts slot processes that register with the server, and stops them."""
+
+    def ensure(self, role: Role, count: int, backend: str = "") -> None:
+        """Keep ``count`` slot processes of this role, started by this launcher, alive; returns at once.
+
+        ``backend``: that of Keras in the workers that are started from now on; "" for no change.
+        """
+        ...
+
+    @property
+    def failure(self) -> str | None:
+        """Reason why no slots can be started; None while they can."""
+        ...
+
+    def stop(self) -> None:
+        """End every slot process and wait for it, up to a deadline."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,9 @@ from nfdt.core.errors import AuthenticationFailed, NfdtError, ProtocolError, Usa
 from nfdt.core.events import Event
 from nfdt.core.jobs import admission
 from nfdt.core.jobs.artifacts import ArtifactStore
-from nfdt.core.jobs.audit import AuditLog
 from nfdt.core.jobs.feed import BatchAssembly, BatchFeed
-from nfdt.core.jobs.job_record import JobRecord
-from nfdt.core.jobs.lifecycle import is_terminal
-from nfdt.core.jobs.rights import Holder, Holders
+from nfdt.core.jobs.job_record import JobRecord, is_terminal
+from nfdt.core.jobs.rights import AuditLog, Holder, Holders
 from nfdt.core.jobs.runner import JobRunner
 from nfdt.core.jobs.store import JobStore, unknown_job
 from nfdt.core.jobs.submissions import Submissions, SubmittingClient

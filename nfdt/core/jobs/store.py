@@ -15,8 +15,16 @@ from typing import Any
 from nfdt.core.errors import NotStored, UsageError
 from nfdt.core.events import Event, EventKind
 from nfdt.core.jobs.database import open_database
-from nfdt.core.jobs.job_record import JobRecord, Naming, StoredSpans
-from nfdt.core.jobs.lifecycle import ACTIVE, TERMINAL, JobState, check_transition, is_terminal
+from nfdt.core.jobs.job_record import (
+    ACTIVE,
+    TERMINAL,
+    JobRecord,
+    JobState,
+    Naming,
+    StoredSpans,
+    check_transition,
+    is_terminal,
+)
 
 _log = logging.getLogger(__name__)
 

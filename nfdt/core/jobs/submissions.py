@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from nfdt.core.errors import UsageError
 from nfdt.core.jobs import admission
 from nfdt.core.jobs.artifacts import ArtifactStore
-from nfdt.core.jobs.audit import AuditLog
 from nfdt.core.jobs.job_record import JobRecord, Naming
 from nfdt.core.jobs.names import Identity, check_name, differences, identity_of, other_program
 from nfdt.core.jobs.resuming import Checkpoint, checkpoint_of, stored_states
-from nfdt.core.jobs.rights import Holder
+from nfdt.core.jobs.rights import AuditLog, Holder
 from nfdt.core.jobs.runner import JobRunner
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.program.manifest import Manifest

@@ -1,11 +1,16 @@
-"""Creation of a model's variables from a batch's shapes, identical on the client and on the workers."""
+"""Creation of a model's variables from a batch's shapes, identical on the client and on the workers.
+
+Layers of texts and categories have files besides: their vocabularies.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -25,9 +30,8 @@ from nfdt.core.keras_internals import (
     stacked_layers,
 )
 from nfdt.core.program.batch_tensors import as_tensors
-from nfdt.core.program.compiling import overrides
+from nfdt.core.program.compiling import leaf_metrics, overrides
 from nfdt.core.program.dry_run import without_effects, without_updates
-from nfdt.core.program.model_metrics import leaf_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -146,3 +150,38 @@ def _build_symbolically(model: Any, specs: Any) -> bool:
     finally:
         model.optimizer = optimizer
     return True
+
+
+def _layers_with(model: Any, method: str) -> dict[int, Any]:
+    layers = enumerate(flatten_layers(model))
+    return {index: layer for index, layer in layers if hasattr(layer, method)}
+
+
+def save_assets(model: Any, store: Callable[[bytes], str]) -> dict[str, dict[str, str]]:
+    """Store each layer's files and return layer index -> file name -> artifact."""
+    found: dict[str, dict[str, str]] = {}
+    for index, layer in _layers_with(model, "save_assets").items():
+        with tempfile.TemporaryDirectory() as folder:
+            layer.save_assets(folder)
+            files = {path.name: store(path.read_bytes()) for path in sorted(Path(folder).iterdir())}
+        if files:
+            found[str(index)] = files
+    return found
+
+
+def load_assets(model: Any, assets: Mapping[str, Mapping[str, str]], read: Callable[[str], bytes]) -> None:
+    """Load each layer's files into it.
+
+    Raises:
+        ProtocolError: the layer accepts no files, or a file name leaves the folder.
+    """
+    layers = _layers_with(model, "load_assets")
+    for index, files in assets.items():
+        if int(index) not in layers:
+            raise ProtocolError(f"Program: expected assets for the layers {sorted(layers)}. Received: layer {index}.")
+        with tempfile.TemporaryDirectory() as folder:
+            for name, artifact in files.items():
+                if name != Path(name).name or name in ("", ".", ".."):
+                    raise ProtocolError(f"Program: expected a plain file name. Received: {name!r}.")
+                Path(folder, name).write_bytes(read(artifact))
+            layers[int(index)].load_assets(folder)

@@ -1,4 +1,4 @@
-"""Arguments of ``compile``."""
+"""Arguments of ``compile``, and the metrics of a compiled model."""
 
 from __future__ import annotations
 
@@ -37,3 +37,17 @@ def compile_model(model: Any, manifest: Manifest, *, safe_mode: bool) -> None:
     config = serialization_lib.deserialize_keras_object(manifest.compile_config, safe_mode=safe_mode)
     # The optimizer in the configuration is already wrapped where necessary.
     keras.Model.compile(model, **config, auto_scale_loss=False)
+
+
+def leaf_metrics(model: Any) -> list[Any]:
+    """Return the metrics that hold the variables in ``model.metrics_variables``, in that order."""
+    found: list[Any] = []
+    for metric in model.metrics:
+        hides_others = type(metric).__name__ == "CompileMetrics"  # Keras' container for the metrics of compile()
+        found.extend(metric.metrics if hides_others else [metric])
+    return found
+
+
+def merges_itself(metric: Any) -> bool:
+    """Return whether a metric can merge the state of others of its class: ``merge_state(self, metrics)``."""
+    return callable(getattr(metric, "merge_state", None))

@@ -16,9 +16,8 @@ import numpy.typing as npt
 from nfdt.core.backends.contract import StepName, current
 from nfdt.core.errors import CaptureError
 from nfdt.core.program.batch_tensors import as_tensors
-from nfdt.core.program.compiling import overrides
+from nfdt.core.program.compiling import leaf_metrics, merges_itself, overrides
 from nfdt.core.program.dry_run import without_effects
-from nfdt.core.program.model_metrics import leaf_metrics, merges_itself
 from nfdt.core.program.untrained import values_of
 
 Array = npt.NDArray[Any]

@@ -16,8 +16,8 @@ from nfdt.core.keras_internals import (
     serialization_lib,
     uses_weight_decay,
 )
+from nfdt.core.program.described import is_plain
 from nfdt.core.program.manifest import OptimizerEntries
-from nfdt.core.program.plain import is_plain
 
 GLOBAL = -1
 

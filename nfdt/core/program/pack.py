@@ -16,14 +16,12 @@ from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.backends.contract import current
 from nfdt.core.errors import CaptureError, PolicyRefused
 from nfdt.core.keras_internals import flatten_layers, require_compiled, seeded, serialization_lib
-from nfdt.core.program.assets import save_assets
 from nfdt.core.program.attributes import Attributes, runs_eagerly
-from nfdt.core.program.building import build_model, describe_batch
+from nfdt.core.program.building import build_model, describe_batch, save_assets
 from nfdt.core.program.code import digest_sources, dump_objects
 from nfdt.core.program.collect import CustomObjects, collecting
 from nfdt.core.program.compiling import describe_compilation, overrides
-from nfdt.core.program.configured import is_configured
-from nfdt.core.program.described import describe_layers
+from nfdt.core.program.described import describe_layers, is_configured
 from nfdt.core.program.forward_check import record_outputs
 from nfdt.core.program.local_optimizers import (
     Described,

@@ -11,10 +11,9 @@ import numpy as np
 
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.keras_internals import flatten_layers, serialization_lib, set_path
-from nfdt.core.program.assets import load_assets
 from nfdt.core.program.attributes import NAME as ATTRIBUTES
 from nfdt.core.program.attributes import Attributes
-from nfdt.core.program.building import blank_batch, build_model
+from nfdt.core.program.building import blank_batch, build_model, load_assets
 from nfdt.core.program.code import load_code, load_with_variables
 from nfdt.core.program.compiling import compile_model
 from nfdt.core.program.forward_check import check_outputs

@@ -1,4 +1,4 @@
-"""The part of a model that one shard owns, and the place of its optimizer state in the whole optimizer's."""
+"""The part of a model that one shard owns, its place in the optimizer's state, and the division of a job's state."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import numpy.typing as npt
 
-from nfdt.core.arrays.layout import ParameterLayout, Run
+from nfdt.core.arrays.layout import Array, ParameterLayout, Run
 from nfdt.core.errors import ShapeMismatch, UsageError
 from nfdt.core.program.manifest import Manifest
+from nfdt.core.program.state import State
 from nfdt.core.specs.algorithm import AlgorithmSpec
 
 GLOBAL = -1
@@ -19,6 +21,8 @@ _REASONS = {
     "global norm": "global_clipnorm needs the norm over all variables",
     "unattributed": "its state cannot be attributed to single variables",
 }
+StatePart = tuple[Array, dict[int, Array]]
+"""One shard's weights, and of the optimizer's variables what it holds, by index."""
 
 
 @dataclass(frozen=True)
@@ -202,3 +206,49 @@ def sparse_tables(manifest: Manifest, algorithm: AlgorithmSpec, shards: int) -> 
     pieces = [piece for run in layout.cut(shards) for piece in run.pieces]
     cut_rows = {piece.variable for piece in pieces if len(piece.shape) != len(piece.slot.shape)}
     return tuple(i for i in manifest.tables if layout.slots[i].size >= MIN_TABLE_SIZE and i not in cut_rows)
+
+
+class StateCut:
+    """Division of a state into one part per shard.
+
+    Args:
+        layout: Layout of all trainable variables.
+        shards: Number of shards.
+        owners: See :attr:`nfdt.core.program.manifest.Manifest.optimizer_owners`.
+    """
+
+    def __init__(self, layout: ParameterLayout, shards: int, owners: Sequence[int] | None) -> None:
+        self._layout, self._owners = layout, owners
+        self._runs = layout.cut(shards)
+
+    def size(self, index: int) -> int:
+        """Return the number of weights of this shard."""
+        return self._runs[index].size
+
+    def check(self, state: State) -> None:
+        """Raise ShapeMismatch unless the state has the model's weights."""
+        if state.weights.shape != (self._layout.size,):
+            raise ShapeMismatch(f"State: expected {self._layout.size} weights. Received: {state.weights.size}.")
+
+    def own(self, state: State, index: int) -> StatePart:
+        """Return a shard's part: its weights, its variables' whole optimizer variables, and those without owner."""
+        own = {-1, *(piece.variable for piece in self._runs[index].pieces)}
+        owners = self._owners or [-1] * (max(state.optimizer, default=-1) + 1)
+        optimizer = {i: array for i, array in state.optimizer.items() if i < len(owners) and owners[i] in own}
+        return state.weights[self._runs[index].elements], optimizer
+
+    def joined(self, parts: Sequence[StatePart]) -> State:
+        """Return the whole state from the parts of all shards, in order; each part has the variables without owner."""
+        flat = [weights.reshape(-1) for weights, _ in parts]
+        weights = (flat[0] if len(flat) == 1 else np.concatenate(flat)).astype(np.float32, copy=False)
+        found: dict[int, list[Array]] = {}
+        for _, optimizer in parts:
+            for index, array in optimizer.items():
+                found.setdefault(index, []).append(array)
+        return State(weights, optimizer={index: self._joined(index, arrays) for index, arrays in found.items()})
+
+    def _joined(self, index: int, arrays: list[Array]) -> Array:
+        owner = self._owners[index] if self._owners and index < len(self._owners) else -1
+        if owner < 0 or len(arrays) == 1:
+            return arrays[0]
+        return np.concatenate([array.reshape(-1) for array in arrays]).reshape(self._layout.slots[owner].shape)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from nfdt.core.errors import UsageError
 from nfdt.core.specs.axis_facts import (
     BATCH_FACTS,
     CODEC_FACTS,
@@ -18,7 +19,6 @@ from nfdt.core.specs.axis_facts import (
     RuleFacts,
     TopologyFacts,
 )
-from nfdt.core.specs.groups import PATTERN as GROUPS
 from nfdt.core.specs.horovod_options import CODECS
 from nfdt.core.specs.presets import AXES
 from nfdt.core.specs.read_with import ReadWith
@@ -37,6 +37,39 @@ _MEANS = ReadWith(update_rule=("dc-a", "dc-k"))
 _DBS = ReadWith(batch=("dbs",))
 _RING = ReadWith(topology=("ring",))
 _DELTA = ReadWith(topology=("groups",), outer=("delta",))
+GROUPS_PATTERN = r"^(auto|\d+|\d+(,\d+)*(;\d+(,\d+)*)+)$"
+
+GroupMembers = tuple[tuple[int, ...], ...]
+
+
+def explicit_groups(text: str, workers: int) -> GroupMembers | None:
+    """Return the members of each group, or None where speeds determine them.
+
+    Args:
+        text: ``auto``; a number of groups; or their members: ``0,1;2,3``.
+        workers: Number of workers.
+
+    Raises:
+        UsageError: there are more groups than workers, or the members are not each worker exactly once.
+    """
+    if text == "auto":
+        return None
+    if ";" not in text:
+        if not 1 <= int(text) <= workers:
+            raise UsageError(f"groups: expected 1 to {workers} groups of {workers} workers. Received: {text}.")
+        return (tuple(range(workers)),) if int(text) == 1 else None
+    groups = tuple(tuple(sorted(map(int, group.split(",")))) for group in text.split(";"))
+    if sorted(member for group in groups for member in group) != list(range(workers)):
+        raise UsageError(
+            f"groups: expected each of the workers 0 to {workers - 1} in one group, as in '0,1;2,3'. "
+            f"Received: {text!r}."
+        )
+    return groups
+
+
+def wanted_groups(text: str) -> int | None:
+    """Return the requested number of groups; None: determined by speeds."""
+    return int(text) if text.isdigit() else None
 
 
 def _topology_in(info: Any) -> TopologyFacts:
@@ -125,7 +158,7 @@ class AlgorithmSpec(BaseModel):
     )
 
     groups: Annotated[str, ReadWith(topology=("groups",)), ReadWith(plan=("topology",))] = Field(
-        "auto", pattern=GROUPS, description="groups: auto, a number of groups, or their members as in '0,1;2,3'"
+        "auto", pattern=GROUPS_PATTERN, description="groups: auto, a number of groups, or their members as in '0,1;2,3'"
     )
     outer: Annotated[Literal["gradient", "delta"], ReadWith(topology=("groups",))] = Field(
         "gradient", description="groups: push gradients, or what local_steps steps have changed"

@@ -11,10 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from nfdt.core.errors import UsageError
 from nfdt.core.order import RowNumbers, keras_order, sample_order
-from nfdt.core.specs.algorithm import AlgorithmSpec
+from nfdt.core.specs.algorithm import AlgorithmSpec, explicit_groups
 from nfdt.core.specs.callbacks import CallbacksSpec
 from nfdt.core.specs.emulation import Emulation
-from nfdt.core.specs.groups import explicit_groups
 from nfdt.core.specs.horovod_options import ANY_WORLD, LATER_WORLDS, RING, RingElastic, RingTuning
 from nfdt.core.specs.presets import DEFAULT_PRESET, PRESETS
 from nfdt.core.specs.read_with import why_idle

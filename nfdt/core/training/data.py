@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, runtime_checkable
@@ -12,8 +13,8 @@ from typing import Any, BinaryIO, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from nfdt.core.arrays.layout import RowSelection
 from nfdt.core.arrays.pytree import KINDS, as_array, flatten_structure, rebuild
-from nfdt.core.arrays.row_selection import RowSelection
 from nfdt.core.errors import ProtocolError, UsageError
 
 __all__ = [
@@ -150,8 +151,34 @@ def count_rows(arrays: Sequence[Array | RowArray]) -> int:
     return rows[0]
 
 
-class ArraySource:
-    """Rows of a pytree of arrays; a :class:`~nfdt.core.training.sources.BatchSource`.
+class BatchSource(ABC):
+    """Batches by the rows of the coordinator's plan.
+
+    Attributes:
+        whole: Whether a row is a whole batch; otherwise it is a sample.
+    """
+
+    whole: bool
+
+    @abstractmethod
+    def batch(self, rows: RowSelection) -> Any:
+        """Return the pytree of these rows."""
+
+    def prefetch(self, rows: Sequence[RowSelection]) -> None:
+        """Prepare the batches of these rows, which will be needed in this order; forget all others."""
+        return
+
+    def begin_epoch(self, epoch: int, first: int) -> None:
+        """Begin an epoch; epochs count from ``first``."""
+        return
+
+    def end_epoch(self) -> None:
+        """End the epoch that has begun, if it has not ended."""
+        return
+
+
+class ArraySource(BatchSource):
+    """Rows of a pytree of arrays, the same in every epoch.
 
     Args:
         structure: Structure of the pytree, see :mod:`nfdt.core.arrays.pytree`.
@@ -180,12 +207,6 @@ class ArraySource:
         for array in self._arrays:
             if isinstance(array, RowArray):
                 array.prefetch(rows)
-
-    def begin_epoch(self, epoch: int, first: int) -> None:
-        """Do nothing: rows are the same in every epoch."""
-
-    def end_epoch(self) -> None:
-        """Do nothing."""
 
 
 def _take(array: Array | RowArray, rows: RowSelection) -> Array:

@@ -1,4 +1,4 @@
-"""The user's own ``train_step`` as a function of weights and batch that returns the gradient."""
+"""The user's own steps as functions of flat weights and a batch, traced by TensorFlow: gradients, updates, tests."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -13,12 +14,41 @@ from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError
 from nfdt.core.training.denominator import SUM, LossDenominator
 from nfdt.core.training.direct_call import DirectCall, Prepared
-from nfdt.core.training.flat_weights import WeightSetter
-from nfdt.core.training.loss_scale import LossScale
-from nfdt.core.training.recording_optimizer import RecordingOptimizer
+from nfdt.core.training.recording_optimizer import LossScale, RecordingOptimizer
 from nfdt.core.training.replacing_optimizer import replace_everywhere
-from nfdt.core.training.step_result import GradientResult, flat_logs, own_loss_scale
+from nfdt.core.training.step_result import GradientResult, check_layout, flat_logs, own_loss_scale
 from nfdt.core.training.tables import Tables
+
+
+class WeightSetter:
+    """Assigns a flat vector to the trainable variables.
+
+    Args:
+        model: A built model.
+        layout: Layout of its trainable variables.
+        tables: Indices of variables that are not part of the vector.
+
+    Raises:
+        ShapeMismatch: the model has other trainable variables than the layout.
+    """
+
+    def __init__(self, model: Any, layout: ParameterLayout, tables: Sequence[int] = ()) -> None:
+        check_layout(model, layout)
+        self._variables = [v for i, v in enumerate(model.trainable_variables) if i not in tables]
+        self._layout = layout.without(tables)
+
+    def __call__(self, weights: Any) -> None:
+        """Assign ``weights``, shape ``(P,)``, float32."""
+        weights = tf.ensure_shape(weights, [self._layout.size])
+        for variable, slot in zip(self._variables, self._layout.slots, strict=True):
+            # One slice and one assignment per variable, all of them nodes of the step's graph.
+            part = tf.reshape(weights[slot.start : slot.stop], slot.shape)
+            variable.value.assign(tf.cast(part, variable.value.dtype))
+
+    def read(self) -> Any:
+        """Return the current weights, shape ``(P,)``, float32."""
+        parts = [tf.reshape(tf.cast(variable.value, tf.float32), [-1]) for variable in self._variables]
+        return tf.concat(parts, 0) if parts else tf.zeros(0)
 
 
 class GradientStep:
@@ -142,3 +172,101 @@ def step_logs(logs: Any, method: str) -> dict[str, Any]:
         return tf.cast(tensor, tf.float32) if tensor.shape.rank == 0 else tensor
 
     return flat_logs(logs, method, as_log)
+
+
+class EvaluateStep:
+    """One evaluation step of a model, traced once per batch signature; it updates the model's metrics as in Keras.
+
+    Args:
+        model: A compiled, built model.
+        layout: Layout of its trainable variables.
+    """
+
+    def __init__(self, model: Any, layout: ParameterLayout) -> None:
+        self._model = model
+        self._weights = WeightSetter(model, layout)
+        self._run = direct_call(self._traced, model)
+
+    def __call__(self, weights: Any, batch: Any) -> dict[str, Any]:
+        """Evaluate one batch.
+
+        Args:
+            weights: Flat weights, shape ``(P,)``, float32; copied.
+            batch: Argument of ``test_step``.
+
+        Returns:
+            Logs that ``test_step`` returned: name -> 0-d float32 tensor, or an array.
+        """
+        return dict(self._run(weights, self._run.prepare(batch)))
+
+    def _traced(self, weights: Any, batch: Any) -> dict[str, Any]:
+        self._weights(weights)
+        return step_logs(self._model.test_step(batch), "test_step")
+
+
+class OutputStep:
+    """One prediction step of a model, traced once per batch signature.
+
+    Args:
+        model: A compiled, built model.
+        layout: Layout of its trainable variables.
+    """
+
+    def __init__(self, model: Any, layout: ParameterLayout) -> None:
+        self._model = model
+        self._weights = WeightSetter(model, layout)
+        self._run = direct_call(self._traced, model)
+
+    def __call__(self, weights: Any, batch: Any) -> list[Any]:
+        """Return the leaves of what ``predict_step`` returns for flat weights, shape ``(P,)``, and a batch."""
+        return list(self._run(weights, self._run.prepare(batch)))
+
+    def _traced(self, weights: Any, batch: Any) -> list[Any]:
+        self._weights(weights)
+        return list(keras.tree.flatten(self._model.predict_step(batch)))
+
+
+class LocalStep:
+    """One training step with the model's own optimizers; what it pushes is the difference of weights that it makes.
+
+    Optimizers, as many as there are, step in the order of ``train_step``, and later parts of the step see their
+    updates. Assignments to weights count as well, as those of a moving average. See
+    :mod:`nfdt.core.program.local_optimizers`.
+
+    Args:
+        model: A compiled model whose optimizers are built.
+        layout: Layout of its trainable variables.
+    """
+
+    def __init__(self, model: Any, layout: ParameterLayout) -> None:
+        self._model = model
+        self._weights = WeightSetter(model, layout)
+        self._run = direct_call(self._traced, model)
+
+    @property
+    def traces(self) -> int:
+        """Number of traces of the step; 0 for an eager model."""
+        return self._run.traces
+
+    def prepare(self, batch: Any) -> Prepared:
+        """Convert a pytree of arrays to the tensors that the step needs, ahead of the call."""
+        return self._run.prepare(batch)
+
+    def __call__(self, weights: Any, batch: Any, *, version: int | None = None, share: float = 1.0) -> GradientResult:
+        """Train on one batch; the gradient of the result is the weights before minus the weights after the step.
+
+        ``version`` and ``share`` are ignored: the step is that of plain Keras with this batch.
+
+        Raises:
+            CaptureError: ``train_step`` returns logs that cannot be distributed.
+            Exception: any exception of the user's code.
+        """
+        prepared = batch if isinstance(batch, Prepared) else self.prepare(batch)
+        difference, logs = self._run(weights, prepared)
+        return GradientResult(difference, logs, finite=True)
+
+    def _traced(self, weights: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
+        self._weights(weights)
+        before = self._weights.read()  # as the variables' dtypes hold them
+        logs = step_logs(self._model.train_step(batch), "train_step")
+        return before - self._weights.read(), logs

@@ -1,24 +1,112 @@
-"""Batches of a dataset whose graph this process runs on the rows that it takes."""
+"""Batches of a dataset whose graph this process runs on the rows that it takes, in a thread ahead of the training."""
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from nfdt.core.arrays.layout import Array
-from nfdt.core.arrays.row_selection import RowSelection
-from nfdt.core.training.batch_reader import BatchReader
+from nfdt.core.arrays.layout import Array, RowSelection
+from nfdt.core.training.data import BatchSource
 from nfdt.core.training.dataset_graph import DatasetGraph
 from nfdt.core.training.dataset_run import DatasetRun, Take, check_files
 from nfdt.core.training.host_batches import as_batch
 from nfdt.core.work.instructions import Supply
 
 POLL_S = 1.0
+AHEAD = 2
+JOIN_S = 10.0
 
 
-class GraphSource:
-    """Source of the batches of one iteration after the other; a thread makes them ahead of the training.
+class BatchReader:
+    """Reader of the batches of one iteration after the other.
+
+    Args:
+        iterate: Begins an iteration, given its number.
+        stopped: Set when the job is over for this worker.
+
+    Attributes:
+        iteration: Number of the current iteration; -1 before the first.
+    """
+
+    def __init__(self, iterate: Callable[[int], Iterator[Any]], stopped: threading.Event) -> None:
+        self.iteration = -1
+        self._iterate, self._stopped = iterate, stopped
+        self._changed = threading.Condition()
+        self._batches: deque[Any] = deque()
+        self._over = False
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def begin(self, iteration: int) -> None:
+        """Continue the iteration with this number, or begin it and end the earlier one."""
+        if iteration == self.iteration:
+            return
+        self.close()
+        with self._changed:
+            self._batches.clear()
+            self._over, self._error, self.iteration = False, None, iteration
+        self._thread = threading.Thread(target=self._read, args=(iteration,), name="batches", daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout_s: float) -> tuple[int, bool] | None:
+        """Wait for a batch or the end; return the number of batches that wait, and whether no more will come.
+
+        Returns:
+            None after ``timeout_s`` without either.
+
+        Raises:
+            Exception: The dataset failed.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._batches or self._over or self._stopped.is_set(), timeout_s):
+                return None
+            if self._error is not None and not self._batches:
+                raise self._error
+            return len(self._batches), self._over
+
+    def take(self) -> Any:
+        """Return the next batch, which waits."""
+        with self._changed:
+            batch = self._batches.popleft()
+            self._changed.notify_all()
+        return batch
+
+    def close(self) -> None:
+        """End the current iteration."""
+        with self._changed:
+            self.iteration = -1
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(JOIN_S)
+            self._thread = None
+
+    def _read(self, iteration: int) -> None:
+        error: BaseException | None = None
+        try:
+            for batch in self._iterate(iteration):
+                if not self._put(iteration, batch):
+                    return
+        except BaseException as raised:  # any exception of the user's graph fails the job, in the worker's own thread
+            error = raised
+        with self._changed:
+            if self.iteration == iteration:
+                self._over, self._error = True, error
+            self._changed.notify_all()
+
+    def _put(self, iteration: int, batch: Any) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self.iteration != iteration or len(self._batches) < AHEAD)
+            if self.iteration != iteration:
+                return False
+            self._batches.append(batch)
+            self._changed.notify_all()
+        return True
+
+
+class GraphSource(BatchSource):
+    """Source of the batches of one iteration after the other, which may go on over epochs; a thread is ahead.
 
     Args:
         graph: Graph of the dataset.
@@ -74,15 +162,6 @@ class GraphSource:
     def batch(self, rows: RowSelection) -> Any:
         """Return the next batch, whatever the rows; it has been reported as waiting."""
         return self._reader.take()
-
-    def prefetch(self, rows: Sequence[RowSelection]) -> None:
-        """Do nothing: the reader is ahead."""
-
-    def begin_epoch(self, epoch: int, first: int) -> None:
-        """Do nothing: an epoch begins or continues an iteration."""
-
-    def end_epoch(self) -> None:
-        """Do nothing: an iteration may go on over epochs."""
 
     def close(self) -> None:
         """End the iteration and its thread."""

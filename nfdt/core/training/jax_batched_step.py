@@ -13,11 +13,9 @@ import jax
 import keras
 import numpy as np
 
-from nfdt.core.arrays.layout import Array
-from nfdt.core.arrays.row_selection import RowSelection
+from nfdt.core.arrays.layout import Array, RowSelection
 from nfdt.core.program.batch_tensors import as_tensors
-from nfdt.core.program.compiling import overrides
-from nfdt.core.program.model_metrics import leaf_metrics, merges_itself
+from nfdt.core.program.compiling import leaf_metrics, merges_itself, overrides
 from nfdt.core.training.denominator import SUM
 from nfdt.core.training.jax_step import JaxGradientStep, as_log
 from nfdt.core.training.lanes import GradientLane, LaneBatch, LaneResult

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nfdt.core.arrays.layout import Array
-from nfdt.core.arrays.row_selection import RowSelection
+from nfdt.core.arrays.layout import Array, RowSelection
 from nfdt.core.errors import PolicyRefused, ProtocolError
 from nfdt.core.order import order_crc
 from nfdt.core.program import unpack
@@ -20,10 +19,11 @@ from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.optimizer import inner_optimizer
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.training import data
+from nfdt.core.training.data import BatchSource
 from nfdt.core.training.epoch_callbacks import SCHEDULE, EpochCallbacks, EpochEnd
 from nfdt.core.training.graph_source import GraphSource
 from nfdt.core.training.metrics import ModelMetrics
-from nfdt.core.training.sources import BatchSource, RowTaker, changeable, open_source
+from nfdt.core.training.sources import RowTaker, changeable, open_source
 from nfdt.core.training.untrained_state import UntrainedState
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.tasks import Task

@@ -6,8 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from nfdt.core.arrays.layout import Array
-from nfdt.core.arrays.row_selection import RowSelection
+from nfdt.core.arrays.layout import Array, RowSelection
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
 from nfdt.core.errors import CaptureError, ShapeMismatch
-from nfdt.core.program.model_metrics import leaf_metrics, merges_itself
+from nfdt.core.program.compiling import leaf_metrics, merges_itself
 from nfdt.core.training.metric_states import EACH, LOG, MEAN, SAMPLES, own_logs, variable_shapes
 
 Array = npt.NDArray[Any]

@@ -1,15 +1,18 @@
-"""Steps of a model on the backend that Keras has loaded."""
+"""Steps of a model on the backend that Keras has loaded, and a program's model with them, which other jobs may use."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import keras
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError
+from nfdt.core.keras_internals import flatten_layers
 from nfdt.core.program.manifest import Manifest
+from nfdt.core.program.unpack import load
 from nfdt.core.training.lanes import BatchedStep
 from nfdt.core.training.predict import PredictStep
 from nfdt.core.training.step_result import GradientResult
@@ -95,7 +98,7 @@ def gradient_step(
 def make_step(model: Any, manifest: Manifest, tables: Sequence[int] = ()) -> TrainingStep:
     """Return the training step of a worker, for a program's model: one of gradients, or one that runs as it is."""
     if manifest.steps_on_workers:
-        from nfdt.core.training.local_step import LocalStep
+        from nfdt.core.training.gradient_step import LocalStep
 
         return LocalStep(model, manifest.layout)
     return gradient_step(model, manifest.layout, loss_scale=manifest.loss_scale, tables=tables)
@@ -137,7 +140,7 @@ def evaluation_step(model: Any, layout: ParameterLayout) -> EvaluationStep:
         from nfdt.core.training.torch_step import TorchEvaluateStep
 
         return TorchEvaluateStep(model, layout)
-    from nfdt.core.training.evaluate import EvaluateStep
+    from nfdt.core.training.gradient_step import EvaluateStep
 
     return EvaluateStep(model, layout)
 
@@ -152,6 +155,49 @@ def prediction_step(model: Any, layout: ParameterLayout) -> PredictStep:
         from nfdt.core.training.torch_step import TorchOutputStep
 
         return PredictStep(TorchOutputStep(model, layout))
-    from nfdt.core.training.evaluate import OutputStep
+    from nfdt.core.training.gradient_step import OutputStep
 
     return PredictStep(OutputStep(model, layout))
+
+
+@dataclass(frozen=True)
+class BuiltProgram:
+    """A model and its steps after a job.
+
+    Attributes:
+        manifest: Program that the model was built from.
+        model: The model, whose optimizer records gradients.
+        step: Its training step, with its traces.
+        evaluate: Its evaluation step, with its traces.
+        predict: Its prediction step, with its traces.
+    """
+
+    manifest: Manifest
+    model: Any
+    step: TrainingStep
+    evaluate: EvaluationStep
+    predict: PredictStep
+
+    def serves(self, manifest: Manifest) -> bool:
+        """Whether a job of this manifest can use the model: the programs differ in state and sample batch at most."""
+        return self.manifest.is_same_program(manifest) and (manifest.predicts or not self.manifest.predicts)
+
+    def restart(self, manifest: Manifest, read: Callable[[str], bytes]) -> None:
+        """Give the model the initial state of this manifest, as a new one would have it.
+
+        Args:
+            manifest: A manifest that the program serves.
+            read: Returns an artifact's bytes by its sha256.
+        """
+        load(self.model, manifest, read)
+
+
+def is_reusable(manifest: Manifest, model: Any, tables: Sequence[int]) -> bool:
+    """Whether the whole state of the model is in its variables, so that another job can begin with it.
+
+    Objects of a script may hold anything. Layers that are adapted to data compute with copies of their variables,
+    which a trace contains. A loss scale and tables that are exchanged by rows keep a state of their own.
+    """
+    if manifest.carries_code or manifest.scales_loss or tables:
+        return False
+    return not any(hasattr(layer, "finalize_state") for layer in flatten_layers(model))

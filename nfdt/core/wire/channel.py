@@ -12,12 +12,9 @@ from typing import Any
 import grpc
 
 from nfdt.core.errors import AuthenticationFailed, NfdtError, Refused, UsageError
-from nfdt.core.wire.connection import client_tls, server_tls
-from nfdt.core.wire.descriptors import most_connections
-from nfdt.core.wire.doorkeeper import ConnectionLimits, Doorkeeper
-from nfdt.core.wire.guarded import GuardedServer
+from nfdt.core.wire.connection import Pem, client_tls, read_pem, server_tls
+from nfdt.core.wire.doorkeeper import ConnectionLimits, Doorkeeper, GuardedServer, most_connections
 from nfdt.core.wire.parsing import RequestParser
-from nfdt.core.wire.pem import Pem, read_pem
 from nfdt.core.wire.status import abort
 from nfdt.core.wire.token_channel import TokenChannel
 

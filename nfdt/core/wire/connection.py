@@ -6,44 +6,95 @@ cost an extra call per piece. Two threads must not use a TLS object at the same 
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import ssl
 import struct
+import tempfile
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from nfdt.core.errors import UsageError
-from nfdt.core.wire.pem import Pem, checked, load_key_pair, read_pem, trust
 
 TICKET_BYTES = 32  # length of the ticket that a client sends first
 
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+Pem = str | Path | bytes
+"""PEM data (bytes), or the path of a file with them."""
 
 
-class Connection(Protocol):
-    """A connected peer."""
+def read_pem(pem: Pem) -> bytes:
+    """Return PEM data."""
+    return pem if isinstance(pem, bytes) else Path(pem).read_bytes()
 
+
+def load_key_pair(context: ssl.SSLContext, cert: Pem, key: Pem | None) -> None:
+    """Load a certificate and its key into a TLS context, which takes files only."""
+    if not isinstance(cert, bytes) and not isinstance(key, bytes):
+        context.load_cert_chain(cert, key)
+        return
+    with tempfile.NamedTemporaryFile() as file:  # mode 0600, removed at once
+        file.write(read_pem(cert) + b"\n" + (read_pem(key) if key else b""))
+        file.flush()
+        context.load_cert_chain(file.name)
+
+
+def trust(context: ssl.SSLContext, authority: Pem) -> None:
+    """Make a TLS context trust certificates."""
+    context.load_verify_locations(cadata=read_pem(authority).decode())
+
+
+@contextlib.contextmanager
+def checked(expected: str, *pems: Pem | None) -> Iterator[None]:
+    """Turn an error of the TLS library about PEM data into an error that names the files.
+
+    Args:
+        expected: What the data must be.
+        *pems: The data.
+
+    Raises:
+        UsageError: The block raised an error about them.
+    """
+    try:
+        yield
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        reason = (error.reason if isinstance(error, ssl.SSLError) else None) or str(error)
+        files = ", ".join(str(pem) for pem in pems if pem and not isinstance(pem, bytes)) or "PEM data"
+        raise UsageError(
+            f"TLS: expected {expected}. Received: {files} ({reason.replace('_', ' ').lower()}). "
+            "Give matching PEM files that this user can read; `nfdt certs` makes some."
+        ) from None
+
+
+class Connection(ABC):
+    """A connected peer; no wait of one call is longer than ``timeout_s``."""
+
+    _peer: socket.socket
+
+    @abstractmethod
     def send(self, parts: Sequence[memoryview]) -> int:
         """Send the beginning of ``parts`` and return its length in bytes. Raises TimeoutError or OSError."""
-        ...
 
+    @abstractmethod
     def receive(self, view: memoryview) -> int:
         """Receive into ``view`` and return the number of bytes, 0 at the end. Raises TimeoutError or OSError."""
-        ...
 
     def shut_down(self, how: int) -> None:
         """End sending, receiving or both (``socket.SHUT_*``); wakes other threads that wait for the connection."""
-        ...
+        with contextlib.suppress(OSError):  # not connected any more
+            # SSLSocket.shutdown drops the keys: later data would be sent unencrypted.
+            socket.socket.shutdown(self._peer, how)
 
     def close(self) -> None:
         """Close the connection's descriptor."""
-        ...
+        self._peer.close()
 
 
-class PlainConnection:
-    """See :class:`Connection`; ``timeout_s`` is the longest wait of one call."""
+class PlainConnection(Connection):
+    """Connection without TLS, which blocks in the kernel."""
 
     def __init__(self, peer: socket.socket, timeout_s: float) -> None:
         _prepare(peer)
@@ -55,30 +106,22 @@ class PlainConnection:
         self._peer = peer
 
     def send(self, parts: Sequence[memoryview]) -> int:
-        """See ``Connection``."""
+        """Send the beginning of ``parts``."""
         try:
             return self._peer.sendmsg(parts)
         except BlockingIOError:
             raise TimeoutError("The other side takes nothing.") from None
 
     def receive(self, view: memoryview) -> int:
-        """See ``Connection``."""
+        """Receive into ``view``."""
         try:
             return self._peer.recv_into(view)
         except BlockingIOError:
             raise TimeoutError("Nothing came in time.") from None
 
-    def shut_down(self, how: int) -> None:
-        """See ``Connection``."""
-        _shut_down(self._peer, how)
 
-    def close(self) -> None:
-        """See ``Connection``."""
-        self._peer.close()
-
-
-class TlsConnection:
-    """See :class:`Connection`; ``timeout_s`` is the longest wait for the peer."""
+class TlsConnection(Connection):
+    """Connection with TLS, which waits for the peer outside of the TLS object."""
 
     def __init__(self, peer: ssl.SSLSocket, timeout_s: float) -> None:
         _prepare(peer)
@@ -87,20 +130,12 @@ class TlsConnection:
         self._lock = threading.Lock()
 
     def send(self, parts: Sequence[memoryview]) -> int:
-        """See ``Connection``."""
+        """Send the beginning of ``parts``."""
         return self._when_ready(self._peer.send, parts[0])
 
     def receive(self, view: memoryview) -> int:
-        """See ``Connection``."""
+        """Receive into ``view``."""
         return self._when_ready(self._peer.recv_into, view)
-
-    def shut_down(self, how: int) -> None:
-        """See ``Connection``."""
-        _shut_down(self._peer, how)
-
-    def close(self) -> None:
-        """See ``Connection``."""
-        self._peer.close()
 
     def _when_ready(self, operation: Callable[[memoryview], int], view: memoryview) -> int:
         while True:
@@ -180,10 +215,3 @@ def _prepare(peer: socket.socket) -> None:
     for name, value in _KEEPALIVE.items():
         if hasattr(socket, name):
             peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def _shut_down(peer: Any, how: int) -> None:
-    try:
-        socket.socket.shutdown(peer, how)  # SSLSocket.shutdown drops the keys: later data would be sent unencrypted
-    except OSError:  # not connected any more
-        return

@@ -1,4 +1,4 @@
-"""Limits on the number and the age of connections without a valid token.
+"""Limits on the number and the age of connections without a valid token, and a gRPC server that keeps to them.
 
 grpcio accepts every connection and does not list them, so the sockets of this process are inspected through /proc. A
 connection is a stranger until a call with a valid token has arrived on it. Strangers beyond the limits are shut down,
@@ -11,16 +11,19 @@ import contextlib
 import ipaddress
 import logging
 import os
+import resource
 import socket
 import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
+
+import grpc
 
 from nfdt.core.wire.parsing import Seldom
 
@@ -30,6 +33,8 @@ LOOK_S = 0.5
 _DESCRIPTORS = Path("/proc/self/fd")
 
 Peer = tuple[str, int]
+MOST_CONNECTIONS = 2**14
+RESERVED = 256  # descriptors for files, slots and rings; at least a quarter of the limit
 
 
 @dataclass(frozen=True)
@@ -169,3 +174,62 @@ def _peer(name: str) -> Peer | None:
         return _normal(host.removeprefix("[").removesuffix("]")), int(port)
     except ValueError:
         return None
+
+
+class GuardedServer(grpc.Server):
+    """A ``grpc.Server`` that starts and stops the doorkeeper and passes it the ports."""
+
+    def __init__(self, server: Any, doorkeeper: Doorkeeper) -> None:
+        self._server, self._doorkeeper = server, doorkeeper
+
+    def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[grpc.GenericRpcHandler]) -> None:
+        """See ``grpc.Server``."""
+        self._server.add_generic_rpc_handlers(generic_rpc_handlers)
+
+    def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Any]) -> None:
+        """See ``grpc.Server``."""
+        self._server.add_registered_method_handlers(service_name, method_handlers)
+
+    def add_insecure_port(self, address: str) -> int:
+        """See ``grpc.Server``."""
+        return self._added(self._server.add_insecure_port(address))
+
+    def add_secure_port(self, address: str, server_credentials: grpc.ServerCredentials) -> int:
+        """See ``grpc.Server``."""
+        return self._added(self._server.add_secure_port(address, server_credentials))
+
+    def _added(self, port: int) -> int:
+        self._doorkeeper.ports.add(port)
+        return port
+
+    def start(self) -> None:
+        """See ``grpc.Server``."""
+        self._server.start()
+        self._doorkeeper.start()
+
+    def stop(self, grace: float | None = None) -> threading.Event:
+        """See ``grpc.Server``."""
+        self._doorkeeper.stop()
+        stopped: threading.Event = self._server.stop(grace)
+        return stopped
+
+    def wait_for_termination(self, timeout: float | None = None) -> bool:
+        """See ``grpc.Server``."""
+        return bool(self._server.wait_for_termination(timeout))
+
+
+def raise_descriptor_limit() -> None:
+    """Raise this process's limit of open files to the hard limit; processes that it starts inherit it."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (ValueError, OSError):  # macOS reports infinity but allows less
+        return
+
+
+def most_connections() -> int:
+    """Return the number of connections that leaves enough descriptors for the files of jobs."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MOST_CONNECTIONS
+    return max(1, min(MOST_CONNECTIONS, soft - max(RESERVED, soft // 4)))

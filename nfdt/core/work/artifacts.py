@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from nfdt.core.arrays.layout import Array
-from nfdt.core.arrays.npy_header import HEADER_BYTES, read_header
 from nfdt.core.errors import JobCancelled, ProtocolError, ServerUnreachable
 from nfdt.core.host.private_files import replacing
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.status import translated
-from nfdt.core.work.remote_rows import PIECE_BYTES, RemoteRows
+from nfdt.core.work.remote_rows import HEADER_BYTES, PIECE_BYTES, RemoteRows, read_header
 from nfdt.core.work.slot_connection import PATIENCE_S, Patience
 
 FETCH_TIMEOUT_S = 600.0

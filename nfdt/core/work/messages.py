@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nfdt.core.errors import ProtocolError
@@ -23,6 +23,9 @@ from nfdt.core.work.tasks import Task
 MAX_LOGS = 1000
 MAX_TASK_S = 1e6
 _UNMEASURED = ins.TaskTime(0.0)
+MOST_LINES = 1000  # of one assignment
+MOST_CHARACTERS = 2000  # of one line
+LEVELS = ("info", "warning", "error")
 
 
 def to_report(request: pb.NextRequest) -> ins.Report:
@@ -249,3 +252,14 @@ def _write_finished(report: ins.Report, task: int) -> pb.Finished:
     done = pb.Finished(task=task, compute_s=time.compute_s, exchange_s=time.exchange_s)
     done.samples = report.samples.get(task, 0)
     return done
+
+
+def readable_lines(lines: Iterable[pb.OutputLine]) -> list[tuple[str, str]]:
+    """Return level and text of received lines, without what controls terminals; empty lines are left out."""
+    found = []
+    for line in lines:
+        text = line.text[:MOST_CHARACTERS]
+        shown = "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+        if shown.strip():
+            found.append((line.level if line.level in LEVELS else "info", shown))
+    return found

@@ -77,15 +77,13 @@ class AllreduceTopology(Topology):
                 f"Expected: {self.ring.origin}."
             )
 
-    def connect(self, connect: Callable[[], ShardClients]) -> ShardClients:
+    def connect(self, connect: Callable[[], ShardClients], coordinator: Coordinator) -> ShardClients:
         """Return the plain client, or for an elastic ring one that survives the loss of its leader."""
-        shards = connect()
         if self.ring is None or not self.spec.cluster.elastic:
-            return shards
-        slots, pool, changed = self.context.slots, self.context.server.pool, self.context.changed
+            return connect()
         deadline_s = self.spec.cluster.elastic_timeout_s + FAILOVER_S
-        self._failover = LeaderFailover(self.ring, slots, pool, changed, connect, deadline_s, first=shards)
-        return self._failover.shard
+        self._failover = LeaderFailover(self.context, coordinator, self.ring, connect, deadline_s)
+        return self._failover.shards
 
     def report(self) -> None:
         """Copy the ring's warnings into the job's log."""
@@ -96,12 +94,11 @@ class AllreduceTopology(Topology):
         """Fail the job if the ring's leader is permanently lost."""
         self._replacement.replace_lost(coordinator, now)
 
-    def lost(self, job_slot: JobSlot, how: str, coordinator: Coordinator) -> bool:
+    def lost(self, job_slot: JobSlot, how: str) -> bool:
         """Let another rank of an elastic ring take over."""
         if self._failover is None:
             return False
-        job_slot.failing_over = True
-        self._failover.begin(coordinator, self.context.fail)
+        self._failover.lose(job_slot, how)
         return True
 
     def prepare_epoch(self, coordinator: Coordinator) -> bool:
@@ -120,4 +117,5 @@ class AllreduceTopology(Topology):
     def close(self) -> None:
         """End a running failover, and calls to the leader's shard."""
         if self._failover is not None:
-            self._failover.shard.close()
+            self._failover.close()
+            self._failover.shards.close()

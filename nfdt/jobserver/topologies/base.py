@@ -29,12 +29,14 @@ class Topology(Protocol):
         view: Pure properties of the topology.
         context: Parts of the job.
         spec: Current specification of the job.
-        recovery: Restoration of lost shards; None: the loss of a shard ends the run.
+        restores: Whether lost shards are restored; otherwise the loss of a shard ends the run.
+        recovery: Snapshots of the shards, and their restoration; None before :meth:`connect`.
     """
 
     view: ClassVar[TopologyView]
     context: TopologyContext
     spec: JobSpec
+    restores: ClassVar[bool] = False
     recovery: ShardRecovery | None = None
 
     def __init__(self, context: TopologyContext, spec: JobSpec) -> None:
@@ -81,7 +83,7 @@ class Topology(Protocol):
         """Start the parts that are required before training; locked."""
         return None
 
-    def connect(self, connect: Callable[[], ShardClients]) -> ShardClients:
+    def connect(self, connect: Callable[[], ShardClients], coordinator: Coordinator) -> ShardClients:
         """Create the client of the shards; ``connect`` creates a plain one for the addresses of the shards' slots."""
         return connect()
 
@@ -107,7 +109,7 @@ class Topology(Protocol):
         """Replace lost workers, or fail the job when none is left; called once a second, locked."""
         ...
 
-    def lost(self, job_slot: JobSlot, how: str, coordinator: Coordinator) -> bool:
+    def lost(self, job_slot: JobSlot, how: str) -> bool:
         """Handle the end of a slot's process, with its reason; locked.
 
         Returns:

@@ -24,6 +24,7 @@ class TopologyContext:
         job_id: The job.
         slots: Slots of the job.
         job_log: Log of the job.
+        fetchable: Names of the artifacts that the job's slots may fetch.
         rings: Maker of the job's rings; None: the server can make none.
         changed: Condition of the job, which guards ``slots`` and the coordinator.
         wait_for: See :data:`WaitFor`; called with ``changed`` held.
@@ -35,6 +36,7 @@ class TopologyContext:
     job_id: str
     slots: JobSlots
     job_log: JobLog
+    fetchable: set[str]
     rings: RingMaker | None
     changed: threading.Condition
     wait_for: WaitFor

@@ -1,4 +1,4 @@
-"""Failover of an elastic ring's leader, the rank that is registered at this server.
+"""Failover of an elastic ring's leader, the rank that is registered at this server, and the thread of any failover.
 
 For the coordinator the ring is one worker and one shard, whichever rank is the leader.
 So a lost leader is no lost worker: calls to the shard wait for the next leader, which gets the last instruction again.
@@ -7,154 +7,173 @@ So a lost leader is no lost worker: calls to the shard wait for the next leader,
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 
 from nfdt.coordinator.coordinator import Coordinator
+from nfdt.coordinator.failover import Fail, FailoverMachine, Reach, Resume, Seek, Stalled, Start
 from nfdt.core.errors import JobFailed, ServerUnreachable
-from nfdt.core.program.state import State
 from nfdt.jobserver.job_slot import JobSlot
-from nfdt.jobserver.job_slots import JobSlots
 from nfdt.jobserver.moving_shards import MovingShards
-from nfdt.jobserver.outcome import explained
+from nfdt.jobserver.outcome import PartLost, explained
 from nfdt.jobserver.shard_clients import ShardClients
-from nfdt.jobserver.slot_pool import SlotPool
+from nfdt.jobserver.topologies.context import TopologyContext
 from nfdt.launch.ring import Ring
 
 FAILOVER_S = 60.0  # time for a new leader in addition to the ring's own time limit
-FAILOVER_POLL_S = 0.5  # interval of checks for the next leader
+FAILOVER_POLL_S = 0.2  # interval of checks for successors
 
 
-class FailoverShardClients(MovingShards):
-    """Client of an elastic ring's shard: a call that fails with one leader is repeated with the next one.
+class Failover(ABC):
+    """Carrier of a :class:`FailoverMachine`: a thread for each series of losses, which replaces lost positions.
 
-    Args:
-        current: Client of the current leader's shard.
-        deadline_s: Time limit for periods without a leader, in seconds.
-    """
-
-    def __init__(self, current: ShardClients, deadline_s: float) -> None:
-        super().__init__(current, deadline_s, "rank of the ring")
-        self._state: State | None = None  # written since the last epoch's end
-
-    def repeat(self, *, fresh: bool) -> None:
-        """Repeat writes that the last leader may not have broadcast; ``fresh``: no step of the epoch is trained yet."""
-        if self.rate is not None:
-            self._current.set_learning_rate(self.rate)
-        if self._state is not None and fresh:
-            self._current.write(self._state)
-
-    def flush(self) -> None:
-        """See :class:`ShardClients`."""
-        self._state = None
-        super().flush()
-
-    def write(self, state: State) -> None:
-        """See :class:`ShardClients`."""
-        self._state = state
-        super().write(state)
-
-
-class LeaderFailover:
-    """Search for the next leader of one job's ring, on a separate thread for each change.
+    "Locked" in a docstring means that the caller holds ``context.changed``.
 
     Args:
-        ring: The ring.
-        slots: Slots of the job: one shard and one worker.
-        pool: All slots.
-        changed: Condition of the job, held by callers of :meth:`begin` and acquired for every check.
-        connect: Function that creates the client of the shard at its current address.
-        deadline_s: Time limit of a failover, in seconds.
-        first: Client of the first leader's shard.
+        context: Parts of the job.
+        coordinator: Coordinator of the job.
+        connect: Function that creates the client of the shards at their current addresses.
 
     Attributes:
-        shard: Client of the current leader's shard.
+        shards: Client of the current shards.
+    """
+
+    _machine: FailoverMachine
+    shards: MovingShards
+
+    def __init__(self, context: TopologyContext, coordinator: Coordinator, connect: Callable[[], ShardClients]) -> None:
+        self._context, self._slots, self._changed = context, context.slots, context.changed
+        self._coordinator, self._connect = coordinator, connect
+
+    @property
+    def running(self) -> bool:
+        """Whether parts are lost and not restored yet; locked."""
+        return self._machine.restoring
+
+    def lose(self, lost: JobSlot, how: str) -> None:
+        """Replace the process of a position in the background; locked."""
+        lost.failing_over, lost.address = True, ""
+        match self._machine.lost(lost.name, how):
+            case Seek():
+                threading.Thread(target=self._run, name=f"failover of {self._context.job_id}", daemon=True).start()
+            case Fail(reason):
+                self._context.fail(PartLost(reason))
+
+    def close(self) -> None:
+        """End the failover of the job; locked."""
+        self._machine.close()
+
+    def _run(self) -> None:
+        try:
+            while self._proceed():
+                pass
+        except Exception as error:  # the job waits for this thread
+            reason = self._reason(error)
+            with self._changed:
+                self._machine.close()
+                self._context.fail(reason)
+            self.shards.close()
+
+    def _proceed(self) -> bool:
+        """Report to the state machine, and do what it answers; return whether parts are still lost."""
+        with self._changed:
+            if not self.running:
+                return False
+            self._context.check()
+            self._context.job_log.retry()
+            effect = self._machine.checked(self._missing())
+            match effect:
+                case Start(attempt):
+                    self._start(attempt)
+                case Stalled(missing, seconds):
+                    self._context.job_log.stalled(list(missing), seconds)
+                case Fail(reason):
+                    raise JobFailed(reason)
+                case None:
+                    self._changed.wait(FAILOVER_POLL_S)
+        return not isinstance(effect, Reach) or self._connected(effect.attempt)
+
+    def _connected(self, attempt: int) -> bool:
+        """Connect to successors, and repeat what only the memory of the lost ones held; see :meth:`_proceed`."""
+        current, answered = self._connect(), True
+        with self._changed:
+            fresh = self._coordinator.fresh
+        try:
+            self.shards.repeat(current, fresh=fresh)
+            self.shards.replace(current)
+        except ServerUnreachable:  # lost again: the end is about to be reported
+            current.close()
+            answered = False
+        with self._changed:
+            if (resume := self._machine.called(attempt, answered=answered)) is not None:
+                self._resume(resume)
+                self._changed.notify_all()
+            return self.running  # before the lock is free: the next loss gets a thread of its own
+
+    @abstractmethod
+    def _missing(self) -> Sequence[str]:
+        """Place lost positions, or look at those that start; return what is missing; locked."""
+
+    @abstractmethod
+    def _start(self, attempt: int) -> None:
+        """Start the successors; locked."""
+
+    @abstractmethod
+    def _resume(self, resume: Resume) -> None:
+        """Let the workers go on; locked."""
+
+    @abstractmethod
+    def _reason(self, error: Exception) -> BaseException:
+        """Return the reason for the end of the job."""
+
+
+class LeaderFailover(Failover):
+    """Failover to the next leader of one job's ring, which takes the positions of the shard and the worker.
+
+    Args:
+        context: Parts of the job.
+        coordinator: Coordinator of the job.
+        ring: The ring.
+        connect: Function that creates the client of the shard at its current address.
+        deadline_s: Time limit of a failover, in seconds.
     """
 
     def __init__(
         self,
+        context: TopologyContext,
+        coordinator: Coordinator,
         ring: Ring,
-        slots: JobSlots,
-        pool: SlotPool,
-        changed: threading.Condition,
         connect: Callable[[], ShardClients],
         deadline_s: float,
-        *,
-        first: ShardClients,
     ) -> None:
-        self._ring, self._slots, self._pool, self._changed = ring, slots, pool, changed
-        self._connect, self._deadline_s = connect, deadline_s
-        self.shard = FailoverShardClients(first, deadline_s)
-        self._under_way = False
+        too_late = (
+            f"The rank that spoke for the ring is gone. Expected: another one within {deadline_s:.0f} s. "
+            f"Received: none; see {ring.log}. Submit the job again."
+        )
+        super().__init__(context, coordinator, connect)
+        self._machine = FailoverMachine(context.server.clock, deadline_s, too_late)
+        self.shards = MovingShards(connect(), deadline_s, "rank of the ring", repeats_writes=True)
+        self._ring = ring
 
-    def begin(self, coordinator: Coordinator, fail: Callable[[BaseException], None]) -> None:
-        """Find the next leader in the background; do nothing while a search is running.
+    def _positions(self) -> list[JobSlot]:
+        return [*self._slots.shards, *self._slots.living()]
 
-        Args:
-            coordinator: Coordinator of the job, informed when the ring answers again.
-            fail: Function that is called with ``changed`` held when no rank takes over.
-        """
-        if not self._under_way:
-            self._under_way = True
-            threading.Thread(target=self._find_leader, args=(coordinator, fail), name="failover", daemon=True).start()
+    def _missing(self) -> Sequence[str]:
+        shard, worker = self._positions()
+        there = bool(shard.address)
+        if self._machine.stage == "placing":
+            there = shard.failing_over and worker.failing_over and self._slots.take_over(shard, worker)
+        if not there and (failure := self._ring.failure):
+            raise JobFailed(failure)
+        return [] if there else ["the next leader"]
 
-    def _find_leader(self, coordinator: Coordinator, fail: Callable[[BaseException], None]) -> None:
-        try:
-            while self._goes_on():
-                shard, worker = self._take()
-                self._start(shard, worker, coordinator)
-        except Exception as error:  # the job waits for this thread
-            reason = explained(self._ring, error)
-            with self._changed:
-                fail(reason)
-            self.shard.close()
+    def _start(self, attempt: int) -> None:
+        self._slots.start_shard(self._positions()[0])
 
-    def _goes_on(self) -> bool:
-        """Return whether a position is failing over; once none is, the next loss begins another failover."""
-        with self._changed:
-            self._under_way = bool(self._places(failing_over=True)) and not self.shard.closed
-            return self._under_way
+    def _resume(self, resume: Resume) -> None:
+        worker = self._positions()[1]
+        self._slots.start_worker(worker, 1)
+        self._coordinator.resumed(worker.name, dict(worker.details))
 
-    def _places(self, *, failing_over: bool) -> list[JobSlot]:
-        return [s for s in (*self._slots.shards, *self._slots.living()) if s.failing_over or not failing_over]
-
-    def _take(self) -> tuple[JobSlot, JobSlot]:
-        """Return both positions of the next leader, once it is registered and the last one is permanently lost."""
-        shard, worker = self._places(failing_over=False)
-        self._await(lambda: shard.failing_over and worker.failing_over and self._slots.take_over(shard, worker))
-        return shard, worker
-
-    def _start(self, shard: JobSlot, worker: JobSlot, coordinator: Coordinator) -> None:
-        with self._changed:
-            if self.shard.closed:
-                return
-            self._slots.start_shard(shard)
-        self._await(lambda: bool(shard.address) or shard.failing_over)
-        if shard.failing_over or self.shard.closed:
-            return
-        self.shard.replace(self._connect())
-        with self._changed:
-            fresh = coordinator.fresh
-        try:
-            self.shard.repeat(fresh=fresh)
-        except ServerUnreachable:
-            return  # this leader is lost as well
-        with self._changed:
-            self._slots.start_worker(worker, 1)
-            coordinator.resumed(worker.name, dict(worker.details))
-            self._changed.notify_all()
-
-    def _await(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + self._deadline_s
-        while True:
-            with self._changed:
-                if self.shard.closed or condition():
-                    return
-            if failure := self._ring.failure:
-                raise JobFailed(failure)
-            if time.monotonic() >= deadline:
-                raise JobFailed(
-                    f"The rank that spoke for the ring is gone. Expected: another one within {self._deadline_s:.0f} s. "
-                    f"Received: none; see {self._ring.log}. Submit the job again."
-                )
-            self._pool.wait(FAILOVER_POLL_S)
+    def _reason(self, error: Exception) -> BaseException:
+        return explained(self._ring, error)

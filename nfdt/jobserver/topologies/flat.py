@@ -25,6 +25,7 @@ class FlatTopology(Topology):
     """Topology of the workers of any algorithm that needs no Horovod."""
 
     view: ClassVar[TopologyView] = FLAT
+    restores = True
 
     def __init__(self, context: TopologyContext, spec: JobSpec) -> None:
         super().__init__(context, spec)
@@ -40,9 +41,9 @@ class FlatTopology(Topology):
         """Fail if the launcher cannot start slots, or none is registered."""
         check_supply(self.context.server, self.spec, short, late=late)
 
-    def connect(self, connect: Callable[[], ShardClients]) -> ShardClients:
+    def connect(self, connect: Callable[[], ShardClients], coordinator: Coordinator) -> ShardClients:
         """Return a client that continues with restored shards."""
-        self.recovery = ShardRecovery(self.context, connect)
+        self.recovery = ShardRecovery(self.context, coordinator, connect)
         return self.recovery.shards
 
     def replace_lost(self, coordinator: Coordinator, now: float) -> None:
@@ -50,11 +51,11 @@ class FlatTopology(Topology):
         if self.recovery is None or not self.recovery.running:
             self._replacement.replace_lost(coordinator, now)
 
-    def lost(self, job_slot: JobSlot, how: str, coordinator: Coordinator) -> bool:
+    def lost(self, job_slot: JobSlot, how: str) -> bool:
         """Restore a lost shard."""
         if self.recovery is None or job_slot not in self.context.slots.shards:
             return False
-        self.recovery.begin(job_slot, how, coordinator)
+        self.recovery.lose(job_slot, how)
         return True
 
     def review(self, coordinator: Coordinator, shards: ShardClients, remaining_s: float) -> Topology:
@@ -71,6 +72,11 @@ class FlatTopology(Topology):
             if len(workers_by_member(self.context, self.spec)) < self.spec.cluster.workers:
                 return self  # lost workers leave gaps in the numbers
             groups = switch_to_groups(self.context, self.spec, choice, coordinator)
-            if groups is not None and self.recovery is not None:
-                self.recovery.stopped = True
+            if groups is not None:
+                self.close()
             return groups or self
+
+    def close(self) -> None:
+        """End snapshots and restorations of the shards."""
+        if self.recovery is not None:
+            self.recovery.close()

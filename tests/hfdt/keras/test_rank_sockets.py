@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("psutil")
 
-from hfdt.keras.rank_sockets import RankSockets
+from hfdt.keras.horovod_api import RankSockets
 
 
 @pytest.fixture

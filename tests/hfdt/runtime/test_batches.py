@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 
 from nfdt.core.work.tasks import Task
 
-if importlib.util.find_spec("horovod") is None:
-    pytest.skip("Horovod is not installed: scripts/install-horovod", allow_module_level=True)
+pytest.importorskip("horovod")
 
 from hfdt.runtime.job import global_batches
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hfdt.runtime.commands import Command
+from hfdt.runtime.execution import Command
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hfdt.runtime.elastic.election import Candidate, assign_numbers, elect
+from hfdt.runtime.elastic.state import Candidate, assign_numbers, elect
 from nfdt.core.errors import JobFailed
 
 

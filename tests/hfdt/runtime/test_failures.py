@@ -5,8 +5,8 @@ import stat
 
 import pytest
 
-from hfdt.runtime import failures
-from hfdt.runtime.failures import FailureWatch, failure_file, leave_failure
+from hfdt.runtime import slot_connection
+from hfdt.runtime.slot_connection import FailureWatch, failure_file, leave_failure
 
 TIMEOUT_S = 60
 
@@ -24,7 +24,7 @@ class FakeConnection:
 
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch):
-    monkeypatch.setattr(failures, "LOOK_S", 0.01)
+    monkeypatch.setattr(slot_connection, "LOOK_S", 0.01)
 
 
 def test_the_exception_of_another_rank_is_reported_once_and_kept_private(tmp_path):
@@ -39,7 +39,7 @@ def test_the_exception_of_another_rank_is_reported_once_and_kept_private(tmp_pat
 
 def test_a_file_that_cannot_be_read_does_not_end_the_watch(tmp_path, monkeypatch):
     looked = queue.SimpleQueue()
-    monkeypatch.setattr(failures.logger, "warning", lambda *_: looked.put(None))
+    monkeypatch.setattr(slot_connection.logger, "warning", lambda *_: looked.put(None))
     failure_file(tmp_path, 1).write_text("{")
     connection = FakeConnection()
     FailureWatch(tmp_path, connection)

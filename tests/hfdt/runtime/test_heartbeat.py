@@ -4,12 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("horovod", reason="no Horovod: ./scripts/install-horovod")
+pytest.importorskip("horovod")
 
-from hfdt.runtime.commands import Command
-from hfdt.runtime.elastic.leader import ElasticLeader
-from hfdt.runtime.group_leader import GroupLeader
-from hfdt.runtime.leader import Leader
+from hfdt.runtime.elastic.rank import ElasticLeader
+from hfdt.runtime.execution import Command
+from hfdt.runtime.leader import GroupLeader, Leader
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
 

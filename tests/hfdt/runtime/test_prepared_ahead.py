@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from hfdt.runtime.prepared_ahead import prepared_ahead
+from hfdt.runtime.batch_split import prepared_ahead
 
 HANGS_S = 30.0
 

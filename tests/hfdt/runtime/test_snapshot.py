@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hfdt.runtime.elastic.snapshot import Snapshot
+from hfdt.runtime.elastic.job import Snapshot
 from nfdt.core.program.state import State
 from nfdt.core.training import merge
 

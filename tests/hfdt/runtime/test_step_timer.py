@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hfdt.runtime.step_timer import BLOCK_S, RECENT, StepTimer
+from hfdt.runtime.group_job import BLOCK_S, RECENT, StepTimer
 
 
 def recorded(steps):

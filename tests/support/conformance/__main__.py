@@ -90,7 +90,11 @@ def examples(json_file: Path | None, counts: tuple[int, ...], deadline: float, f
     Compared are the numbers of epochs, the names in each History and their order, all values of all metrics, and the
     files that a script wrote.
     """
-    for workers, rows in script_suite.run(folder.resolve(), counts, deadline).items():
+    found: dict[int, list[Row]] = {}
+    for workers, row in script_suite.run(folder.resolve(), counts, deadline):
+        click.echo(f"{row.name} on {workers}: {row.verdict} {row.line}", err=True)
+        found.setdefault(workers, []).append(row)
+    for workers, rows in found.items():
         _finish(f"scripts of {folder.name} on {workers} worker{'s' * (workers > 1)}", rows, json_file)
 
 

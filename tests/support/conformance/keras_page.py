@@ -107,7 +107,7 @@ def versions() -> dict[str, str]:
 
 def page(record: Record) -> str:
     """Return the page."""
-    columns = {title: judged(rows) for title, rows in sorted(record.rows.items())}
+    columns = {title: judged(title, rows) for title, rows in sorted(record.rows.items())}
     files = {test.partition("::")[0] for test in record.plain}
     named = ", ".join(f"{name} {number}" for name, number in record.versions.items())
     head = HEAD.format(tests=len(record.plain), files=len(files), versions=named)
@@ -115,9 +115,9 @@ def page(record: Record) -> str:
     return head + COUNTS + counts + "".join(_tables(sorted(record.plain), columns))
 
 
-def judged(rows: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
-    """Return verdicts and reasons; what is wrong for a known reason "differs"."""
-    known = {test: reason_to_differ(test, line) for test, (found, line) in rows.items() if found == "wrong"}
+def judged(title: str, rows: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
+    """Return verdicts and reasons of a configuration; what is wrong for a known reason "differs"."""
+    known = {test: reason_to_differ(title, test, line) for test, (found, line) in rows.items() if found == "wrong"}
     return {test: ("differs", known[test]) if known.get(test) else tuple(row) for test, row in rows.items()}  # type: ignore[misc]
 
 

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ class Run:
     files: dict[str, str] = field(default_factory=dict)
 
 
-def run(folder: Path, counts: Iterable[int], deadline_s: float) -> dict[int, list[Row]]:
+def run(folder: Path, counts: Iterable[int], deadline_s: float) -> Iterator[tuple[int, Row]]:
     """Run every script of a folder plain and with workers, each time in a copy of the folder.
 
     Args:
@@ -45,16 +45,14 @@ def run(folder: Path, counts: Iterable[int], deadline_s: float) -> dict[int, lis
         counts: Numbers of workers.
         deadline_s: Time for one run of a script.
 
-    Returns:
-        Rows by the number of workers.
+    Yields:
+        Number of workers, and row.
     """
-    rows: dict[int, list[Row]] = {workers: [] for workers in counts}
     for script in sorted(folder.glob("*.py")):
         if "fit(" in script.read_text(encoding="utf-8"):
             plain = run_script([sys.executable], script, deadline_s)
-            for workers, found in rows.items():
-                found.append(_row(script, plain, workers, deadline_s))
-    return rows
+            for workers in counts:
+                yield workers, _row(script, plain, workers, deadline_s)
 
 
 def _row(script: Path, plain: Run, workers: int, deadline_s: float) -> Row:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from nfdt.chaos.accounting import TrainingPosition, positions
-from nfdt.chaos.recorded_events import RecordedJob
+from nfdt.chaos.accounting import RecordedJob, TrainingPosition, positions
 from nfdt.chaos.report import ChaosReport
 
 LEAST_ACCURACY = 0.08  # below the undisturbed result

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from nfdt.chaos.injector import Injection
 from nfdt.chaos.processes import ClusterProcess
-from nfdt.chaos.timing import PlannedFault
+from nfdt.chaos.schedule import PlannedFault
 from tests.support.machines import Machine
 from tests.support.machines.link_emulator import LinkDamage
 from tests.support.soak.machine_cluster import MachineCluster

@@ -9,8 +9,7 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nfdt.chaos.schedule import ROLES, ClusterRow, TargetRole
-from nfdt.chaos.timing import PlannedFault
+from nfdt.chaos.schedule import ROLES, ClusterRow, PlannedFault, TargetRole
 
 MachineFaultKind = Literal["power", "cut", "slow", "lose", "corrupt", "kill", "stall", "terminate"]
 # Pairs of kind and role that can be drawn.

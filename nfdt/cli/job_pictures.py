@@ -1,0 +1,147 @@
+"""Pictures of a job: bars of its epochs on a terminal, as Keras' own, and a file with its metrics and speeds."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TextIO
+
+from nfdt_client.handle import JobStatus, describe_log, epoch_logs, format_event
+
+from nfdt.cli.table import count_of
+from nfdt.core.errors import NotInstalled, UsageError
+from nfdt.core.events import Event
+
+WIDTH = 20  # of a bar, in characters
+_BAR = ("epoch_begin", "progress", "epoch_end")
+SUFFIXES = (".png", ".svg", ".pdf")
+
+
+class EpochBar:
+    """Writer of one line per epoch, which is drawn again as the epoch advances; other events get lines of their own.
+
+    Args:
+        out: Terminal.
+        epochs: Number of epochs of the job.
+    """
+
+    def __init__(self, out: TextIO, epochs: int) -> None:
+        self._out, self._epochs = out, epochs
+        self._began = 0.0
+        self._steps: int | None = None
+        self._open = False
+
+    def add(self, event: Event) -> None:
+        """Draw an event."""
+        if event.kind not in _BAR:
+            self._close()
+            self._out.write(f"{format_event(event)}\n")
+            self._out.flush()
+            return
+        data = event.data
+        if event.kind == "epoch_begin":
+            self._close()
+            self._began, self._steps = event.at, data.get("steps")
+            self._out.write(f"Epoch {data['epoch'] + 1}/{self._epochs}\n")
+        else:
+            over = event.kind == "epoch_end"
+            seconds = float(data.get("seconds") or 0.0) if over else event.at - self._began
+            logs = epoch_logs(data) if over else data.get("logs") or {}
+            self._draw(int(data.get("steps") or 0), seconds, logs, over=over)
+        self._out.flush()
+
+    def _draw(self, steps: int, seconds: float, logs: Mapping[str, Any], *, over: bool) -> None:
+        step_s = seconds / steps if steps else 0.0
+        total = steps if over else self._steps
+        done = min(1.0, steps / total) if total else 0.0
+        filled = WIDTH if over else int(WIDTH * done)
+        left_s = seconds if over else step_s * max(0, (total or steps) - steps)
+        of = f"{steps}/{total}" if total else f"{steps}/Unknown"
+        numbers = "".join(f" - {name}: {describe_log(value)}" for name, value in logs.items())
+        clock = f"{_clock(left_s)} {step_s * 1000:.0f}ms/step"
+        line = f"{of} {'━' * filled}{'─' * (WIDTH - filled)} {clock}{numbers}"
+        width = shutil.get_terminal_size().columns
+        self._out.write(f"\r\x1b[K{line if over else line[: width - 1]}")
+        self._open = True
+        if over:
+            self._close()
+
+    def _close(self) -> None:
+        if self._open:
+            self._out.write("\n")
+        self._open = False
+
+
+def _clock(seconds: float) -> str:
+    """Format seconds as Keras does: 12s, 3:05, 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}:{minutes:02d}:{rest:02d}"
+    return f"{minutes}:{rest:02d}" if minutes else f"{rest}s"
+
+
+def draw(events: Iterable[Event], out: TextIO, epochs: int) -> None:
+    """Draw events as they come: bars on a terminal, else one line each."""
+    bar = EpochBar(out, epochs) if out.isatty() else None
+    for event in events:
+        if bar is not None:
+            bar.add(event)
+        else:
+            out.write(f"{format_event(event)}\n")
+            out.flush()
+
+
+def plot_job(status: JobStatus, events: Sequence[Event], path: Path) -> None:
+    """Draw the picture into a file.
+
+    Args:
+        status: Description of the job.
+        events: All events of the job.
+        path: The file.
+
+    Raises:
+        UsageError: the suffix of the file is unknown, or the job has ended no epoch.
+        NotInstalled: matplotlib is missing.
+    """
+    if path.suffix not in SUFFIXES:
+        raise UsageError(f"--output: expected a name that ends in {', '.join(SUFFIXES)}. Received: {path}.")
+    if find_spec("matplotlib") is None:
+        raise NotInstalled("nfdt jobs plot needs matplotlib. Install it: pip install matplotlib")
+    epochs = {event.data["epoch"] + 1: epoch_logs(event.data) for event in events if event.kind == "epoch_end"}
+    if not epochs:
+        raise UsageError(f"Job {status.job_id}: expected an epoch that has ended. Received: none so far.")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    names = [name for name in next(reversed(epochs.values())) if not name.startswith("val_")]
+    figure = Figure(figsize=(4.5 * (len(names) + 1), 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, len(names) + 1, squeeze=False)[0]
+    for each, name in zip(axes, names, strict=False):
+        for label in (name, f"val_{name}"):
+            points = [(epoch, logs[label]) for epoch, logs in epochs.items() if isinstance(logs.get(label), float)]
+            if points:
+                each.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label)
+        each.set(xlabel="epoch", ylabel=name)
+        each.legend(fontsize="small")
+    _speeds(axes[-1], events)
+    name, workers = status.given_name or status.job_id, count_of(status.workers, "worker")
+    figure.suptitle(f"{name}: {status.algorithm}, {workers}, {status.state}")
+    figure.savefig(path, dpi=120)
+
+
+def _speeds(axes: Any, events: Sequence[Event]) -> None:
+    """Draw the measured samples per second of each worker."""
+    speeds: dict[str, list[tuple[float, float]]] = {}
+    for event in events:
+        if event.kind == "speed":
+            for worker, entry in event.data["workers"].items():
+                speeds.setdefault(worker, []).append((event.at - events[0].at, entry["samples_per_s"]))
+    for worker, points in sorted(speeds.items()):
+        axes.step(*zip(*points, strict=True), where="post", label=worker)
+    axes.set(xlabel="seconds since the job was submitted", ylabel="samples/s", ylim=(0, None))
+    if 0 < len(speeds) <= 12:
+        axes.legend(fontsize="small")
