@@ -33,7 +33,7 @@ def pytest_configure(config):
     neither those of other test processes nor the user's.
     """
     os.environ["XDG_RUNTIME_DIR"] = config.stash[RUNTIME_DIR] = tempfile.mkdtemp(prefix="nfdt-tests-")
-    config.addinivalue_line("markers", "long: takes minutes and rarely breaks; run by ./scripts/test -m long")
+    config.addinivalue_line("markers", "long: takes minutes and rarely breaks; run by ./scripts/test --all -m long")
     config.addinivalue_line("markers", "feature(*names, area, status, note): what it proves; see scripts/features")
     config.addinivalue_line("markers", "processes: needs more than packages; run by ./scripts/test --all")
     config.addinivalue_line("markers", "machines: needs several machines, made of network namespaces")

@@ -54,7 +54,7 @@ NOT_RUN = {
     "serves until it is interrupted": ["tensorboard ..."],
     "is not complete": ["nfdt server --ui 127.0.0.1:7778 ..."],
 }
-# Commands that take longer, or are like others of their page: ./scripts/test -m long.
+# Commands that take longer, or are like others of their page: ./scripts/test --all -m long.
 LONG = [
     "nfdt run --workers 8 --shards 2 train.py",
     "nfdt run --workers 3 --set emulate.fail=1@30 script.py",

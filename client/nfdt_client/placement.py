@@ -157,5 +157,5 @@ def _indexed(stream: Stream, dataset: Any, class_weight: Any, terms: PlacementTe
     if hook and reaches(terms.callbacks, [dataset]):
         raise UnreadableData(f"{name} is changed by its {hook}() and may be by a callback, which refers to it")
     if changed := changes_of_script(type(dataset).__getitem__, stream.first):
-        raise UnreadableData(f"__getitem__() of {name} changes {', '.join(changed)} of the script, not of the workers")
+        raise UnreadableData(f"__getitem__() of {name} changes variables of the script: {', '.join(changed)}")
     return Indexed.of(stream, dataset, class_weight)

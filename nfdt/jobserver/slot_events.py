@@ -33,7 +33,7 @@ class SlotEvents:
         self._context = context
 
     def receive(self, slot: PoolSlot, kind: SlotMessageKind, message: pb.SlotMessage | None) -> None:
-        """Process one message; a :data:`~nfdt.jobserver.slot_pool.SlotListener`."""
+        """Process one message; a :data:`~nfdt.jobserver.pool_slot.SlotListener`."""
         if kind == "lost":  # on a gRPC thread shared by all streams, which must not wait for the process to end
             threading.Thread(target=self._lose, args=(slot,), name=f"end of {slot.name}", daemon=True).start()
         elif kind == "draining":

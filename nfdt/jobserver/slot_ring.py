@@ -156,7 +156,7 @@ class SlotRing:
     # ---- messages of the slots
 
     def receive(self, slot: PoolSlot, kind: SlotMessageKind, message: pb.SlotMessage | None) -> None:
-        """Process a message of a rank; a :data:`~nfdt.jobserver.slot_pool.SlotListener`."""
+        """Process a message of a rank; a :data:`~nfdt.jobserver.pool_slot.SlotListener`."""
         if slot not in self.slots:  # it was lost before it got its rank
             self.fail(f"slot {slot.name} is lost")
             return

@@ -95,7 +95,7 @@ def test_a_dataset_goes_with_the_job_as_code_with_its_batches_and_their_size(rea
         (Locked(), True, "cannot be pickled"),
         (Endless(), True, "how many batches"),
         (Batches(), False, "--allow-code"),
-        (Recorded(), True, "changes SEEN of the script"),
+        (Recorded(), True, "changes variables of the script: SEEN"),
         (generator(), True, "a generator can be iterated only in the script's process"),
     ],
     ids=["unpicklable", "endless", "no code", "records", "generator"],

@@ -124,7 +124,7 @@ class GroupSlots:
         """Adapt to the speeds of the last epoch.
 
         Args:
-            wait_for: See :data:`~nfdt.jobserver.topologies.base.WaitFor`.
+            wait_for: See :data:`~nfdt.jobserver.topologies.context.WaitFor`.
             remaining_s: Estimated remaining seconds of training.
             retire: Function that is called before other groups replace these.
 
