@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nfdt.core.errors import UsageError
@@ -150,6 +150,24 @@ def _next_save(saver: Any, done: int, size: int) -> int:
     return done + -(-missing // size) * size
 
 
+def as_returned(logs: Mapping[str, Any], groups: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    """Return logs with the dictionaries within them that ``train_step`` returns.
+
+    Keras sorts the logs of each dictionary by name before it joins them, so these decide the order of a History.
+
+    Args:
+        logs: Logs without dictionaries.
+        groups: Names of the dictionaries that hold a log, outermost first, by its name; other logs are in none.
+    """
+    returned: dict[str, Any] = {}
+    for name, value in logs.items():
+        inner = returned
+        for group in groups.get(name, ()):
+            inner = inner.setdefault(group, {})
+        inner[name] = value
+    return returned
+
+
 class BatchHooks:
     """Caller of the batch hooks in Keras' order, one pair of calls per ``size`` batches.
 
@@ -157,14 +175,16 @@ class BatchHooks:
         callbacks: Keras' CallbackList.
         model: The model; its ``stop_training`` ends the calls.
         size: Batches between two calls.
+        log_groups: See :func:`as_returned`.
 
     Attributes:
         done: Batches of the epoch whose hooks have been called.
         stopped: True once a callback has set ``stop_training`` by the end of a batch; no hook is called after that.
     """
 
-    def __init__(self, callbacks: Any, model: Any, size: int) -> None:
+    def __init__(self, callbacks: Any, model: Any, size: int, log_groups: Mapping[str, tuple[str, ...]]) -> None:
         self.done, self.stopped = 0, False
+        self._log_groups = log_groups
         self._callbacks, self._model, self._size = callbacks, model, size
         self._begun = False
 
@@ -191,5 +211,5 @@ class BatchHooks:
             last = self.done + self._size - 1
             self.done = min(last + 1, steps)
             self._begun = False
-            self._callbacks.on_train_batch_end(last, dict(logs))
+            self._callbacks.on_train_batch_end(last, as_returned(logs, self._log_groups))
             self.stopped = bool(self._model.stop_training)

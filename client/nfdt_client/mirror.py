@@ -7,14 +7,14 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from nfdt.core.errors import JobFailed, JobTaken, NotStored, PolicyRefused, Terminated, UsageError
 from nfdt.core.events import Event
 from nfdt.core.program.state import State
 from nfdt.core.wire.parsing import Seldom
-from nfdt_client.batch_hooks import BatchHooks, Pauses
+from nfdt_client.batch_hooks import BatchHooks, Pauses, as_returned
 from nfdt_client.board import Board
 from nfdt_client.failures import TRAINED, failure_of
 from nfdt_client.feed import Feeder
@@ -53,6 +53,7 @@ class Fit:
         validate: Validation in this process; None if the workers validate or there is no validation.
         validation_steps: Batches of the workers' validation, for the test hooks; 0 when there is none.
         board: Writes the epochs for TensorBoard; None: no files.
+        log_groups: Names of the dictionaries within the logs of ``train_step`` that hold a log, by its name.
     """
 
     model: Any
@@ -68,6 +69,7 @@ class Fit:
     validate: Validation | None = None
     validation_steps: int = 0
     board: Board | None = None
+    log_groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def begin_epoch(model: Any, callbacks: Any, epoch: int) -> None:
@@ -99,7 +101,7 @@ class Mirror:
         self._closed = fit.initial_epoch - 1  # last epoch whose end the callbacks have seen
         self._queued = False
         self._callbacks, self._model = fit.callbacks, fit.model
-        self._hooks = BatchHooks(fit.callbacks, fit.model, fit.steps_per_execution)
+        self._hooks = BatchHooks(fit.callbacks, fit.model, fit.steps_per_execution, fit.log_groups)
         self._epoch, self._steps = fit.initial_epoch, 0  # of the epoch, 0 if not known beforehand
         self._until: int | None = None  # steps after which training pauses
         self._known: State | None = None  # the cluster's state, if callbacks may change it
@@ -378,8 +380,8 @@ class Mirror:
         if validation and self._fit.validate is None:
             self._replay_test_hooks(validation)
         logs.update(epoch_logs({"val_logs": validation}))
-        self._callbacks.on_epoch_end(self._epoch, logs)
-        self._logs, self._closed = logs, self._epoch
+        self._logs, self._closed = as_returned(logs, self._fit.log_groups), self._epoch
+        self._callbacks.on_epoch_end(self._epoch, self._logs)
         if self._fit.board is not None and not self._requests.muted:
             workers = self._result.get("workers") or self._job.worker_statistics()
             rate = self._fit.state.learning_rate

@@ -255,6 +255,7 @@ class Session:
                 validate=validate,
                 validation_steps=captured.validation.batches if captured.validation is not None else 0,
                 board=board,
+                log_groups=packed.log_groups,
             )
             try:
                 return Mirror(fit, job, self._feed(job, captured)).run()

@@ -247,7 +247,7 @@ def test_hooks_have_the_numbers_of_keras_also_where_an_execution_is_cut_short(ba
     plain, ours = BatchHookLog(), BatchHookLog()
     model.fit(np.zeros((batches, 3)), np.zeros((batches, 1)), batch_size=1, verbose=0, callbacks=[plain])
     ours.set_model(model)
-    hooks = BatchHooks(ours, model, size)
+    hooks = BatchHooks(ours, model, size, {})
     for steps in range(batches + 1):
         hooks.advance(steps, {"loss": 1.0}, flush=steps == batches)
     assert ours.order == plain.order
@@ -255,7 +255,7 @@ def test_hooks_have_the_numbers_of_keras_also_where_an_execution_is_cut_short(ba
 
 def test_approximate_hooks_wait_for_the_first_logs(model):
     seen = []
-    hooks = BatchHooks(callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(logs)), model, 1)
+    hooks = BatchHooks(callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(logs)), model, 1, {})
     hooks.advance(2, {})
     assert seen == []
     hooks.advance(3, {"loss": 1.0})
@@ -438,7 +438,7 @@ def test_a_callback_that_stops_before_a_batch_still_gets_its_end():
     early = Early(9)
     early.set_model(model)
     model.stop_training = False
-    hooks = BatchHooks(early, model, 1)
+    hooks = BatchHooks(early, model, 1, {})
     hooks.begin()
     hooks.advance(3, {"loss": 1.0})
     assert early.order == [("begin", 0), ("end", 0)]
@@ -472,6 +472,26 @@ def test_exact_logs_are_the_model_s_metrics(exact, fake, model):
 
     model.fit(X, Y, epochs=1, verbose=0, callbacks=[Look()])
     assert seen == [{"loss": 1.5, "mae": 0.5}] * 4
+
+
+def test_dictionaries_in_the_logs_of_a_step_have_the_order_of_keras(fake):
+    class Grouped(keras.Model):
+        def train_step(self, batch):
+            logs = super().train_step(batch)
+            return {"loss": logs["loss"], "compiled": {"mae": logs["mae"]}}
+
+    def train():
+        inputs, seen = keras.Input((3,)), []
+        model = Grouped(inputs, keras.layers.Dense(1)(inputs))
+        model.compile(keras.optimizers.SGD(0.5), "mse", metrics=["mae"])
+        look = callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(list(logs)))
+        history = model.fit(X, Y, epochs=1, verbose=0, callbacks=[look])
+        return list(history.history), seen[-1]
+
+    plain = train()
+    fake.jobs.logs = lambda epoch: {"loss": 1.0, "mae": 2.0}
+    with decorator.session(server=fake.address, token=TOKEN, batch_hooks="approximate"):
+        assert train() == plain == (["mae", "loss"], ["mae", "loss"])
 
 
 def test_metrics_of_another_model_are_left_alone(session, fake, model):

@@ -86,6 +86,19 @@ def test_more_than_one_update_is_the_workers_task(update, calls, options):
     assert manifest.optimizer_options["learning_rate"] == 1.0
 
 
+@pytest.mark.parametrize("eager", [False, True])
+def test_the_dictionaries_in_the_logs_of_a_step_are_known(eager):
+    class Grouped(Step):
+        def train_step(self, x):
+            loss = super().train_step(x)["loss"]
+            return {"z": loss, "outer": {"y": loss, "inner": {"x": loss}}}
+
+    model = Grouped(once)
+    model.compile(keras.optimizers.SGD(0.1), run_eagerly=eager)
+    assert pack(model, X).log_groups == {"y": ("outer",), "x": ("outer", "inner")}
+    assert "train_step" not in vars(model)
+
+
 def test_an_update_in_a_loop_of_the_graph_may_repeat():
     assert packed(in_a_loop).steps_on_workers
 

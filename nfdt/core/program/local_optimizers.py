@@ -51,26 +51,36 @@ Described = Sequence[Mapping[str, Any] | None]
 """Per optimizer of the model, in the order of ``own_optimizers``, its description; None if the step does not use it."""
 
 
-def describe_local_optimizers(model: Any, batch: Any) -> list[dict[str, Any] | None] | None:
-    """Build the optimizers of a model whose step has to run as it is, and describe them; None for other models.
+def trace_own_step(model: Any, batch: Any) -> StepEffects | None:
+    """Trace the step of a model that has its own, or an optimizer of several; None for other models.
+
+    On JAX and PyTorch such a model may have one optimizer, and its step is not traced.
 
     Args:
         model: A compiled, built model.
         batch: A batch as ``train_step`` receives it.
 
     Raises:
-        CaptureError: an optimizer is applied to a variable that is not the model's, or that it was not built for; or
-            it is no attribute of the model.
+        CaptureError: an optimizer is no attribute of the model, or several are on a backend that allows one.
         Exception: any exception of the model's own code for such a batch, as in ``fit``.
     """
-    divided = is_divided(model.optimizer)
-    if not divided and not overrides(model, "train_step"):
+    if not is_divided(model.optimizer) and not overrides(model, "train_step"):
         return None
     if keras.backend.backend() != "tensorflow":
         _require_one_optimizer(model)
         return None
-    effects = trace_step(model, batch)
-    if effects.is_one_update(model) and not divided and not _updates_a_part(model):
+    return trace_step(model, batch)
+
+
+def describe_local_optimizers(model: Any, effects: StepEffects | None) -> list[dict[str, Any] | None] | None:
+    """Build the optimizers of a model whose step has to run as it is, and describe them; None for other models.
+
+    Raises:
+        CaptureError: an optimizer is applied to a variable that is not the model's, or that it was not built for.
+    """
+    if effects is None:
+        return None
+    if effects.is_one_update(model) and not is_divided(model.optimizer) and not _updates_a_part(model):
         return None
     return [_described(model, optimizer, effects) for optimizer in own_optimizers(model)]
 

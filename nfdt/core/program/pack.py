@@ -6,8 +6,8 @@ import hashlib
 import logging
 import platform
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -29,6 +29,7 @@ from nfdt.core.program.local_optimizers import (
     describe_optimizer_state,
     local_entries,
     state_variables,
+    trace_own_step,
 )
 from nfdt.core.program.manifest import Manifest, ModelEntries
 from nfdt.core.program.optimizer import (
@@ -63,6 +64,7 @@ class PackedProgram:
         outside: Variables that the program has besides the model's, in the order of its ``untrained``.
         fixed: Variables of schedules and other objects of the optimizer, whose values are sent once.
         functions: The script's functions and classes in it.
+        log_groups: Names of the dictionaries within the logs of ``train_step`` that hold a log, by its name.
     """
 
     manifest: Manifest
@@ -71,6 +73,7 @@ class PackedProgram:
     outside: tuple[Any, ...] = ()
     fixed: tuple[Any, ...] = ()
     functions: tuple[Any, ...] = ()
+    log_groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def manifest_bytes(self) -> bytes:
         """Return the manifest in its stored form."""
@@ -90,9 +93,9 @@ def pack(model: Any, sample_batch: Any, *, predicts: bool = False, sources: Sequ
         CaptureError: a part of the model cannot be sent; the message names it and the remedy.
         ValueError: Keras' own error: the model is not compiled, or its code does not fit the batch.
     """
-    local = prepare(model, sample_batch, predicts=predicts)
+    local, groups = _prepare(model, sample_batch, predicts=predicts)
     with seeded(0):  # what the script makes later has the seeds that it has in Keras
-        return _pack_prepared(model, sample_batch, local, predicts, sources)
+        return replace(_pack_prepared(model, sample_batch, local, predicts, sources), log_groups=groups)
 
 
 def _pack_prepared(
@@ -165,11 +168,14 @@ def _check(
     return None if recorded is None else {"state": state, "artifact": _store(artifacts, recorded)}
 
 
-def prepare(model: Any, sample_batch: Any, *, predicts: bool = False) -> Described | None:
+def _prepare(
+    model: Any, sample_batch: Any, *, predicts: bool
+) -> tuple[Described | None, Mapping[str, tuple[str, ...]]]:
     """Check the model and create its and its optimizers' variables, as the first step of ``fit`` would.
 
     Returns:
-        The optimizers that step on the workers; None if the model has one, which steps on the shards, or predicts.
+        The optimizers that step on the workers, None if the model has one, which steps on the shards, or predicts;
+        and the groups of the step's logs.
 
     Raises:
         CaptureError: the model cannot be distributed.
@@ -181,11 +187,12 @@ def prepare(model: Any, sample_batch: Any, *, predicts: bool = False) -> Describ
     build_model(model, sample_batch, predicts=predicts)
     if not model.trainable_variables and not overrides(model, "train_step"):
         warnings.warn("The model does not have any trainable weights.", stacklevel=2)  # as Keras' train_step does
-    local = None if predicts else describe_local_optimizers(model, sample_batch)
+    effects = None if predicts else trace_own_step(model, sample_batch)
+    local = describe_local_optimizers(model, effects)
     if local is None:
         require_optimizer(model)
         build_optimizer_variables(model)
-    return local
+    return local, effects.groups if effects is not None else {}
 
 
 def _describe(model: Any, sample_batch: Any, local: Described | None = None) -> ModelEntries:

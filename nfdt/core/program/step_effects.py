@@ -47,10 +47,12 @@ class StepEffects:
     Attributes:
         applied: Calls of optimizers, in order.
         assigned: Trainable variables that the step itself assigns, by index.
+        groups: Names of the dictionaries within the returned logs that hold a log, outermost first, by its name.
     """
 
     applied: list[Application] = field(default_factory=list)
     assigned: set[int] = field(default_factory=set)
+    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def applications(self, optimizer: Any) -> list[Application]:
         """Return the calls of one optimizer."""
@@ -88,6 +90,7 @@ def trace_step(model: Any, batch: Any) -> StepEffects:
         for place, variable in enumerate(model.trainable_variables):
             assigned = _assigned(variable.assign, place, effects.assigned)
             undo.enter_context(replaced_method(variable, "assign", assigned))
+        undo.enter_context(replaced_method(model, "train_step", _with_groups(model.train_step, effects.groups)))
         _run(model, as_tensors(batch))
     return effects
 
@@ -134,6 +137,23 @@ def _assigned(assign: Callable[..., Any], place: int, found: set[int]) -> Callab
         return assign(value)
 
     return recorded
+
+
+def _with_groups(step: Callable[..., Any], groups: dict[str, tuple[str, ...]]) -> Callable[..., Any]:
+    def recorded(batch: Any) -> Any:
+        logs = step(batch)
+        groups.update(_groups(logs))
+        return logs
+
+    return recorded
+
+
+def _groups(logs: Any, outer: tuple[str, ...] = ()) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for name, value in logs.items() if isinstance(logs, dict) else ():
+        if isinstance(value, dict):
+            yield from _groups(value, (*outer, name))
+        elif outer:
+            yield name, outer
 
 
 def _is_in_a_loop() -> bool:
