@@ -5,7 +5,6 @@ Each group has weights and optimizer variables of its own. All groups use one en
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,14 +14,12 @@ from nfdt.core.arrays.layout import Array
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State
 from nfdt.core.sharding import make_plan
-from nfdt.core.training.job_model import samples_of
 from nfdt.core.work import instructions as ins
-from nfdt.schedulers import Task
-from nfdt.simulate.trainer import StepGradient
+from nfdt.simulate.events import ActivitySteps
 from nfdt.simulate.worker import SimulatedWorker
-from nfdt.transport.base import Pulled, Pushed
+from nfdt.transport.base import Pulled
 from nfdt.update_rules.plain import Plain
-from nfdt.worker.task_times import FinishedTask
+from nfdt.worker import wants
 
 
 class LocalOptimizer:
@@ -101,40 +98,29 @@ class LocalWorker(SimulatedWorker):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._unpushed: list[Task] = []
+        self._acts = {**self._acts, wants.Difference: self._difference}
+        self._steps = 0  # since the last push
 
-    def _answer(self, instruction: ins.Instruction) -> Mapping[str, Any]:
-        if isinstance(instruction, ins.BeginEpoch):
+    def _ask(self, wanted: wants.Ask) -> ActivitySteps:
+        """Take the steps of a whole lease, whatever time they need."""
+        instruction = yield from super()._ask(wanted)
+        return (
+            replace(instruction, budget_s=0.0, look_ahead=False) if isinstance(instruction, ins.Work) else instruction
+        )
+
+    def _execute(self, wanted: wants.Execute) -> ins.Report:
+        if isinstance(wanted.instruction, ins.BeginEpoch):
             self.optimizer.begin_epoch(self.index)
-        return super()._answer(instruction)
+        return super()._execute(wanted)
 
-    def _on_work(self, work: ins.Work) -> Any:
-        """Take the steps of a whole lease, whatever time they need; the last ones are pushed before it is reported."""
-        answer = yield from super()._on_work(replace(work, budget_s=0.0, look_ahead=False))
-        if self._unpushed:
-            last = self._unpushed[-1]
-            self._push_difference()
-            yield from self._drained()
-            self._times.spent(last.task, self.statistics.compute_s)
-        return answer
+    def _compute(self, wanted: wants.Compute) -> ActivitySteps:
+        if not self._steps:
+            self.optimizer.replace_weights(self.index, wanted.held.weights)
+        step = yield from super()._compute(wants.Compute(wanted.task, self.optimizer.weights(self.index)))
+        self.optimizer.step(self.index, step.gradient)
+        self._steps += 1
+        return replace(step, gradient=None, denominator=0.0, due=self._steps >= self.post.share.local_steps)
 
-    def _computed_on(self) -> Pulled:
-        if not self._unpushed:
-            self.optimizer.replace_weights(self.index, self._pipeline.weights().weights)
-        return self.optimizer.weights(self.index)
-
-    def _push(self, task: Task, result: StepGradient, seconds: float, *, want_weights: bool) -> None:
-        self.optimizer.step(self.index, result.gradient)
-        self._unpushed.append(task)
-        if len(self._unpushed) >= self.post.share.local_steps:
-            self._push_difference()
-
-    def _push_difference(self) -> None:
-        pulled, own = self._pipeline.weights().weights, self.optimizer.weights(self.index).weights
-        self._send(self._unpushed, np.asarray(pulled) - own)
-
-    def _take(self, answers: Sequence[tuple[FinishedTask, Pushed]]) -> None:
-        if answers:
-            self._finished += [FinishedTask(task.task, samples_of(task)) for task in self._unpushed[:-1]]
-            self._unpushed = []
-        super()._take(answers)
+    def _difference(self, wanted: wants.Difference) -> Array:
+        self._steps = 0
+        return np.asarray(wanted.held.weights) - self.optimizer.weights(self.index).weights
