@@ -1,0 +1,272 @@
+"""The loop of a worker as a generator: what it wants in which order, and that it ends defined whatever is answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nfdt.core.errors import ServerUnreachable
+from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
+from nfdt.core.work import instructions as ins
+from nfdt.core.work.tasks import Task
+from nfdt.transport.base import Pulled, Pushed
+from nfdt.worker import wants
+from nfdt.worker.loop import WorkerLoop, drive
+from nfdt.worker.pipeline import ShardsMoved
+
+OVERLAP = 2
+STOP, END, MOVE, LOSE = "stop", "end", "move", "lose the server"
+
+
+def job():
+    return JobSpec(
+        program="0" * 64,
+        algorithm=resolve_algorithm("asgd", overlap=OVERLAP),
+        cluster=ClusterSpec(workers=1),
+        fit=FitSpec(epochs=1, batch_size=1),
+        train=DataSpec(kind="arrays", samples=100),
+    )
+
+
+def work(*tasks, **options):
+    return ins.Work(0, tuple(Task(task, task, task + 1) for task in tasks), **options)
+
+
+@dataclass
+class Push:
+    """Push to the shards of an incarnation."""
+
+    tasks: tuple
+    incarnation: int
+    arrived: bool
+
+    def result(self):
+        return Pushed(np.zeros(1, np.float32), (0,), 0, True)
+
+
+@dataclass
+class Driver:
+    """Driver of a loop, its client and its server; it checks every want.
+
+    ``instructions`` are the answers to Ask, then Leave. ``events`` happen at the wants of these numbers. ``arrivals``
+    says of each push whether it is answered at once. ``due`` makes the steps local: whether each is to be pushed.
+    """
+
+    instructions: list
+    events: dict = field(default_factory=dict)
+    arrivals: list = field(default_factory=list)
+    due: list | None = None
+    stopped = ending = moved = False
+    incarnation = 0
+
+    def __post_init__(self):
+        self.wanted, self.computed, self.pushed, self.reported = [], [], [], []
+        self.unpushed, self.lost, self.ahead = [], set(), None
+        self.loop = WorkerLoop(
+            job(),
+            self,
+            lambda: float(len(self.wanted)),
+            stopped=lambda: self.stopped,
+            ending=lambda: self.ending,
+            moved=lambda: self.moved,
+        )
+
+    def run(self):
+        kinds = (kind for kind in vars(wants).values() if isinstance(kind, type) and kind.__module__ == wants.__name__)
+        return drive(self.loop.run(), dict.fromkeys(kinds, self.act))
+
+    @property
+    def unanswered(self):
+        return [task for sent in self.loop.pipeline.in_flight for task in [done.task for done in sent]]
+
+    # ---- the client
+
+    def pull(self, *, exact):
+        assert not self.unanswered, "a pull while pushes are unanswered"
+        return Pulled(np.ones(1, np.float32), (0,), 0)
+
+    def begin_push(self, gradient, *, tasks, **options):
+        if self.moved:
+            raise ShardsMoved
+        self.pushed.append(Push(tuple(tasks), self.incarnation, self.arrivals.pop() if self.arrivals else False))
+        self.unpushed = []
+        return self.pushed[-1]
+
+    # ---- the wants
+
+    def act(self, wanted):
+        self.happen(self.events.get(len(self.wanted)))
+        self.wanted.append(wanted)
+        if self.moved and isinstance(wanted, wants.Pull | wants.Settle | wants.Compute | wants.Difference):
+            raise ShardsMoved
+        match wanted:
+            case wants.Ask(report):
+                self.check(report)
+                return self.instructions.pop(0) if self.instructions else ins.Leave("done")
+            case wants.AskAhead(report):
+                self.check(report, begun=True)
+                assert self.ahead is None
+                self.ahead = self.instructions.pop(0) if self.instructions else ins.Leave("done")
+            case wants.TakeAhead():
+                instruction, self.ahead = self.ahead, None
+                return instruction if isinstance(instruction, ins.Work) else None
+            case wants.Pull(exact):
+                self.loop.pipeline.weights(exact=exact)
+            case wants.Settle(unanswered):
+                return self.loop.pipeline.settle(unanswered)
+            case wants.Compute(task):
+                return self.compute(task)
+            case wants.Difference():
+                return np.ones(1, np.float32)
+            case wants.Execute(instruction):
+                assert isinstance(instruction, ins.Work | ins.MoveShards) or not self.unanswered
+                self.moved |= isinstance(instruction, ins.MoveShards)
+                return ins.Report()
+            case wants.Move():
+                self.moved, self.incarnation, self.ahead, self.unpushed = False, self.incarnation + 1, None, []
+        return None
+
+    def happen(self, event):
+        self.stopped |= event == STOP
+        self.ending |= event == END
+        self.moved |= event == MOVE
+        if event == LOSE:
+            raise ServerUnreachable("gone")
+
+    def compute(self, task):
+        assert not self.unpushed or self.due is not None, "a step whose gradient was not pushed"
+        assert len(self.loop.pipeline.in_flight) <= OVERLAP
+        self.computed.append(task.task)
+        self.unpushed.append(task.task)
+        if self.due is None:
+            return wants.Step(np.ones(1, np.float32), 1, {}, 0.5)
+        return wants.Step(None, 1, {}, 0.5, due=self.due.pop() if self.due else False)
+
+    def check(self, report, *, begun=False):
+        """Check a report: only of the present shards, every task once, and those in flight are known."""
+        here = [task for push in self.pushed if push.incarnation == self.incarnation for task in push.tasks]
+        finished = [*(task for number, task in self.reported if number == self.incarnation), *report.finished]
+        in_flight = report.in_flight - {self.last_begun} if begun else report.in_flight
+        assert self.moved or sorted([*finished, *in_flight]) == sorted(here)
+        assert set(report.times) <= set(report.samples) == set(report.finished)
+        assert begun or not self.unpushed or self.moved, "work that is reported as finished is not on the shards"
+        self.reported += [(self.incarnation, task) for task in report.finished]
+
+    @property
+    def last_begun(self):
+        """The task that is computed next: the last one of the lease that was answered last."""
+        lease = next(wanted for wanted in reversed(self.wanted) if isinstance(wanted, wants.Prepare))
+        return lease.tasks[-1].task
+
+
+def kinds(driver):
+    return [type(wanted).__name__ for wanted in driver.wanted]
+
+
+STEP = ["Compute", "Overlap", "Settle"]
+
+
+def test_a_lease_is_prepared_computed_and_reported():
+    driver = Driver([ins.BeginEpoch(0, b"", 0), work(0, 1)])
+    assert driver.run() == "done"
+    assert kinds(driver) == ["Ask", "Settle", "Execute", "Ask", "Prepare", "Pull", *STEP, *STEP, "Ask"]
+    assert driver.reported == [(0, 0), (0, 1)]
+
+
+def test_the_next_lease_is_requested_before_the_last_task_and_needs_no_other_request():
+    driver = Driver([work(0, 1, look_ahead=True), work(2)])
+    driver.run()
+    ahead = ["Ask", "Prepare", "Pull", *STEP, "AskAhead", *STEP, "TakeAhead", "Prepare", *STEP, "Ask"]
+    assert kinds(driver) == ahead
+
+
+@pytest.mark.parametrize(
+    ("due", "pushes"),
+    [([True, True, True], [(0,), (1,), (2,)]), ([False, True, False], [(0, 1), (2,)]), ([False] * 3, [(0, 1, 2)])],
+)
+def test_local_steps_are_pushed_when_due_and_before_their_lease_is_reported(due, pushes):
+    driver = Driver([work(0, 1, 2)], due=due[::-1])
+    driver.run()
+    assert [push.tasks for push in driver.pushed] == pushes
+    assert driver.reported == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_a_budget_ends_a_lease_after_one_task_at_least():
+    driver = Driver([work(0, 1, 2, budget_s=1.0)])
+    driver.run()
+    assert driver.computed == [0]
+
+
+TASKS = st.integers(1, 4)
+OPTIONS = st.fixed_dictionaries(
+    {
+        "overlap": st.integers(0, OVERLAP + 1),
+        "budget_s": st.sampled_from([0.0, 8.0]),
+        "untrained": st.sampled_from([b"", b"state"]),
+        "pull": st.booleans(),
+        "no_weights": st.booleans(),
+        "look_ahead": st.booleans(),
+    }
+)
+LEASES = st.tuples(TASKS, OPTIONS)
+OTHERS = st.sampled_from(
+    [
+        ins.Wait(),
+        ins.BeginEpoch(0, b"", 0),
+        ins.CollectState(0),
+        ins.Evaluate(0, (Task(0, 0, 1),), b""),
+        ins.Evaluate(1, (Task(0, 0, 1),), b""),
+        ins.Summarise(0, b"", b"", {}),
+        ins.MoveShards("job", 1, (), "token"),
+        ins.Leave("sent away"),
+    ]
+)
+
+
+@st.composite
+def instructions(draw):
+    """Return instructions in any order; every lease has tasks of its own."""
+    found, task = [], 0
+    for one in draw(st.lists(LEASES | OTHERS, max_size=12)):
+        if isinstance(one, tuple):
+            found.append(work(*range(task, task + one[0]), **one[1]))
+            task += one[0]
+        else:
+            found.append(one)
+    return found
+
+
+EVENTS = st.dictionaries(st.integers(0, 40), st.sampled_from([STOP, END, MOVE, LOSE]), max_size=4)
+ARRIVALS = st.lists(st.booleans(), max_size=30)
+DUE = st.none() | st.lists(st.booleans(), max_size=30)
+
+
+@given(instructions(), EVENTS, ARRIVALS, DUE)
+def test_any_order_of_answers_and_events_ends_defined(script, events, arrivals, due):
+    driver = Driver(script, events, arrivals, due)
+    try:
+        reason = driver.run()
+    except ServerUnreachable:
+        assert LOSE in events.values()
+        return
+    assert reason in ("done", "sent away", "the job is over", "its process shall end")
+    assert (reason == "the job is over") <= driver.stopped
+    if reason == "its process shall end":
+        assert driver.ending
+        assert not driver.unanswered
+    assert driver.loop.statistics.steps == len(driver.computed)
+
+
+@given(instructions(), EVENTS, ARRIVALS, DUE)
+def test_after_a_stop_or_the_request_to_end_only_a_step_that_has_begun_is_computed(script, events, arrivals, due):
+    events = {at: event for at, event in events.items() if event != LOSE}
+    driver = Driver(script, events, arrivals, due)
+    driver.run()
+    computed = [at for at, wanted in enumerate(driver.wanted) if isinstance(wanted, wants.Compute)]
+    for event in (at for at, event in events.items() if event in (STOP, END)):
+        for at in (at for at in computed if at > event):
+            assert all(isinstance(wanted, wants.AskAhead | wants.Pull) for wanted in driver.wanted[event:at])
