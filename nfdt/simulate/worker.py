@@ -5,7 +5,6 @@ A group of workers that step together, or an allreduce ring, is one simulated wo
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
@@ -90,12 +89,14 @@ class SimulatedWorker:
     def run(self) -> ActivitySteps:
         """Run the worker as an activity."""
         loop, acts, answer = self.loop.run(), self._acts, None
-        with contextlib.suppress(StopIteration):
-            while True:
+        while True:
+            try:
                 wanted = loop.send(answer)
-                answer = acts[type(wanted)](wanted)
-                if isinstance(answer, Generator):  # it takes virtual time
-                    answer = yield from answer
+            except StopIteration:
+                return
+            answer = acts[type(wanted)](wanted)
+            if isinstance(answer, Generator):  # it takes virtual time
+                answer = yield from answer
 
     def _ask(self, wanted: wants.Ask) -> ActivitySteps:
         yield from self.client.travel()

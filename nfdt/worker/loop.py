@@ -254,14 +254,14 @@ def _all_or_nothing(vector: Any) -> Any:
 
 def drive(loop: Generator[wants.Want, Any, str], acts: wants.Acts) -> str:
     """Run a loop whose driver waits in this thread; return the reason for which it ends."""
-    wanted = next(loop)
-    try:
-        while True:
-            try:
-                answer = acts[type(wanted)](wanted)
-            except ShardsMoved as moved:
-                wanted = loop.throw(moved)
-            else:
-                wanted = loop.send(answer)
-    except StopIteration as end:
-        return str(end.value)
+    resume: Callable[[Any], wants.Want] = loop.send
+    answer: Any = None
+    while True:
+        try:
+            wanted = resume(answer)
+        except StopIteration as end:
+            return str(end.value)
+        try:
+            resume, answer = loop.send, acts[type(wanted)](wanted)
+        except ShardsMoved as moved:
+            resume, answer = loop.throw, moved
