@@ -9,9 +9,8 @@ from nfdt.coordinator.coordinator import Coordinator
 from nfdt.core.events import Event
 from nfdt.core.work import instructions as ins
 from nfdt.simulate.record import Record
-from nfdt.simulate.roster import WorkerRoster
+from nfdt.simulate.roster import WaitingWorkers, WorkerRoster
 from nfdt.simulate.shards import LocalShards
-from nfdt.simulate.waiting import WaitingWorkers
 
 
 class BetweenEpochs(Protocol):

@@ -28,15 +28,13 @@ from nfdt.simulate.cluster import ClusterDescription
 from nfdt.simulate.effects import SimulatedEffects
 from nfdt.simulate.events import Agenda, Signal
 from nfdt.simulate.local_steps import LocalOptimizer, LocalWorker
-from nfdt.simulate.machines import Machine, VirtualNetwork
+from nfdt.simulate.machines import Machine, Post, VirtualNetwork
 from nfdt.simulate.post_plan import PostPlan, simulated
-from nfdt.simulate.posts import Post
 from nfdt.simulate.record import Record
 from nfdt.simulate.regrouping import Regrouping
-from nfdt.simulate.roster import WorkerRoster
+from nfdt.simulate.roster import WaitingWorkers, WorkerRoster
 from nfdt.simulate.shards import LocalShards
 from nfdt.simulate.trainer import Read, Trainer
-from nfdt.simulate.waiting import WaitingWorkers
 from nfdt.simulate.worker import SimulatedWorker
 from nfdt.transport.base import Pushed
 from nfdt.transport.choice import make_choice

@@ -1,9 +1,13 @@
-"""Durations of gradients on simulated machines, and of bytes on simulated links. Times are virtual seconds."""
+"""Simulated machines and links: how long gradients and bytes take, and which machines one worker has.
+
+Times are virtual seconds.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -166,3 +170,51 @@ class VirtualNetwork:
 
 def _both(link: LinkDescription) -> tuple[VirtualLane, VirtualLane]:
     return VirtualLane(link.bandwidth_mbit), VirtualLane(link.bandwidth_mbit)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Division of a task among the machines of a worker.
+
+    Attributes:
+        rows: Rows of a full step per machine; the rows of a task are split in this proportion.
+        rate: Factor of the learning rate; None: that of the job.
+        local_steps: Steps between two pushes of a group that pushes differences.
+    """
+
+    rows: tuple[int, ...]
+    rate: float | None = None
+    local_steps: int = 1
+
+
+@dataclass(frozen=True)
+class MachineGroup:
+    """The machines of one worker.
+
+    Attributes:
+        machines: The machines, at least one.
+        inside_s: Seconds to average a gradient among them.
+    """
+
+    machines: tuple[Machine, ...]
+    inside_s: float = 0.0
+
+
+@dataclass
+class Post:
+    """The machines and the share of one worker of the coordinator.
+
+    Attributes:
+        group: Its machines.
+        share: Division of a task among the machines; changes between epochs.
+        worker: Name of its current worker, or of its last one.
+    """
+
+    group: MachineGroup
+    share: Share
+    worker: str = ""
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Numbers of its machines."""
+        return tuple(machine.number for machine in self.group.machines)

@@ -12,8 +12,7 @@ from nfdt.core.errors import UsageError
 from nfdt.core.specs.job import JobSpec, check_groups
 from nfdt.schedulers.group_shares import FixedSizes, GroupShare
 from nfdt.schedulers.grouping import Groups
-from nfdt.simulate.machines import Machine, VirtualNetwork
-from nfdt.simulate.posts import MachineGroup, Post, Share
+from nfdt.simulate.machines import Machine, MachineGroup, Post, Share, VirtualNetwork
 from nfdt.simulate.worker import SimulatedWorker
 
 MEASURED_STEPS = 20  # of each machine before groups are formed, half of them with a quarter of the rows

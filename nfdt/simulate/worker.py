@@ -20,8 +20,7 @@ from nfdt.schedulers import Task
 from nfdt.schedulers.proportions import proportional_split
 from nfdt.simulate.client import VirtualClient
 from nfdt.simulate.events import ActivitySteps, Signal
-from nfdt.simulate.machines import Machine
-from nfdt.simulate.posts import Post
+from nfdt.simulate.machines import Machine, Post
 from nfdt.simulate.trainer import Trainer
 from nfdt.transport.base import Pushed
 from nfdt.worker import wants
