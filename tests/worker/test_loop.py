@@ -208,6 +208,40 @@ def test_a_budget_ends_a_lease_after_one_task_at_least():
     assert driver.computed == [0]
 
 
+def test_a_worker_that_shall_end_takes_the_replies_in_flight_and_reports_them():
+    driver = Driver([work(0, 1, overlap=1), work(2), work(3)], {8: END})
+    assert driver.run() == "its process shall end"
+    assert driver.reported_here == driver.computed == [0, 1]
+
+
+EVALUATE = ins.Evaluate(0, (Task(0, 0, 1),), b"")
+
+
+@pytest.mark.parametrize(
+    ("script", "pulls"),
+    [
+        ([work(0), work(1)], 1),
+        ([work(0), work(1, pull=True)], 2),
+        ([work(0), ins.BeginEpoch(1, b"", 0), work(1)], 2),
+        ([EVALUATE, EVALUATE], 1),
+        ([work(0), EVALUATE, EVALUATE, ins.CollectState(0), work(1)], 3),
+        ([EVALUATE, ins.MoveShards("job", 1, (), "token"), EVALUATE], 2),
+    ],
+)
+def test_weights_are_pulled_when_those_of_the_last_reply_do_not_serve(script, pulls):
+    driver = Driver(script)
+    driver.run()
+    assert kinds(driver).count("Pull") == pulls
+
+
+def test_nothing_of_shards_that_are_gone_is_reported_pushed_or_awaited():
+    driver = Driver([work(0, 1, look_ahead=True), work(2), work(3), work(4)], {9: MOVE}, due=[True, False, False])
+    driver.run()
+    assert kinds(driver)[9:14] == ["Settle", "Move", "Ask", "Prepare", "Pull"]
+    assert [push.tasks for push in driver.pushed] == [(3,), (4,)]
+    assert driver.reported == [(1, 3), (1, 4)]
+
+
 @pytest.mark.parametrize("error", [StopIteration, ValueError])
 def test_an_error_of_a_driver_is_its_own(error):
     driver = Driver([work(0)])
