@@ -15,11 +15,11 @@ from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State
 from nfdt.core.sharding import make_plan
 from nfdt.core.work import instructions as ins
+from nfdt.core.work.tasks import Task
 from nfdt.simulate.events import ActivitySteps
 from nfdt.simulate.worker import SimulatedWorker
 from nfdt.transport.base import Pulled
 from nfdt.update_rules.plain import Plain
-from nfdt.worker import wants
 
 
 class LocalOptimizer:
@@ -98,29 +98,30 @@ class LocalWorker(SimulatedWorker):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._acts = {**self._acts, wants.Difference: self._difference}
         self._steps = 0  # since the last push
 
-    def _ask(self, wanted: wants.Ask) -> ActivitySteps:
-        """Take the steps of a whole lease, whatever time they need."""
-        instruction = yield from super()._ask(wanted)
-        return (
-            replace(instruction, budget_s=0.0, look_ahead=False) if isinstance(instruction, ins.Work) else instruction
-        )
+    def ask(self, report: ins.Report) -> ActivitySteps:
+        """Wait for an instruction; the steps of a whole lease are taken, whatever time they need."""
+        instruction = yield from super().ask(report)
+        whole = isinstance(instruction, ins.Work)
+        return replace(instruction, budget_s=0.0, look_ahead=False) if whole else instruction
 
-    def _execute(self, wanted: wants.Execute) -> ins.Report:
-        if isinstance(wanted.instruction, ins.BeginEpoch):
+    def execute(self, instruction: ins.Instruction) -> ins.Report:
+        """Execute an instruction; with an epoch a new learning rate begins."""
+        if isinstance(instruction, ins.BeginEpoch):
             self.optimizer.begin_epoch(self.index)
-        return super()._execute(wanted)
+        return super().execute(instruction)
 
-    def _compute(self, wanted: wants.Compute) -> ActivitySteps:
+    def compute(self, task: Task, held: Pulled) -> ActivitySteps:
+        """Compute a gradient on the group's own weights, and update these."""
         if not self._steps:
-            self.optimizer.replace_weights(self.index, wanted.held.weights)
-        step = yield from super()._compute(wants.Compute(wanted.task, self.optimizer.weights(self.index)))
+            self.optimizer.replace_weights(self.index, held.weights)
+        step = yield from super().compute(task, self.optimizer.weights(self.index))
         self.optimizer.step(self.index, step.gradient)
         self._steps += 1
         return replace(step, gradient=None, denominator=0.0, due=self._steps >= self.post.share.local_steps)
 
-    def _difference(self, wanted: wants.Difference) -> Array:
+    def difference(self, held: Array) -> Array:
+        """Return what the steps since the last push have changed."""
         self._steps = 0
-        return np.asarray(wanted.held.weights) - self.optimizer.weights(self.index).weights
+        return np.asarray(held) - self.optimizer.weights(self.index).weights

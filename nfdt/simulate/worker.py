@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
@@ -22,27 +21,13 @@ from nfdt.simulate.client import VirtualClient
 from nfdt.simulate.events import ActivitySteps, Signal
 from nfdt.simulate.machines import Machine, Post
 from nfdt.simulate.trainer import Trainer
-from nfdt.transport.base import Pushed
-from nfdt.worker import wants
+from nfdt.transport.base import Pulled, Pushed
+from nfdt.worker.driver import LoopDriver, Step
 from nfdt.worker.loop import WorkerLoop
-
-AskInstruction = Callable[[str, ins.Report], ins.Instruction | Signal]
-
-
-class WorkerObserver(Protocol):
-    """Observer of a worker's steps and pushes."""
-
-    def applied(self, worker: str, task: int, pushed: Pushed) -> None:
-        """Record that the reply to a push has arrived."""
-        ...
-
-    def member_stepped(self, machine: int, samples: int, seconds: float) -> None:
-        """Record that one machine of a worker has done its part of a step."""
-        ...
 
 
 @dataclass
-class SimulatedWorker:
+class SimulatedWorker(LoopDriver):
     """Worker of a simulated job; runs until its instruction is Leave, or :attr:`client` is lost.
 
     Attributes:
@@ -52,11 +37,11 @@ class SimulatedWorker:
         post: Machines it computes with.
         trainer: The model.
         client: Client of the shards.
-        ask: Returns the next instruction, or a signal that fires with it.
-        listener: Observer of its steps.
+        coordinate: Returns the next instruction, or a signal that fires with it.
+        answered: Takes worker, task and reply of each push.
+        stepped: Takes machine, samples and seconds of each machine's part of a step.
         clock: Returns the virtual time in seconds.
-        loop: Its loop.
-        statistics: Totals of the loop.
+        statistics: Totals of its loop.
     """
 
     spec: JobSpec
@@ -65,116 +50,106 @@ class SimulatedWorker:
     post: Post
     trainer: Trainer
     client: VirtualClient
-    ask: AskInstruction
-    listener: WorkerObserver
+    coordinate: Callable[[str, ins.Report], ins.Instruction | Signal]
+    answered: Callable[[str, int, Pushed], None]
+    stepped: Callable[[int, int, float], None]
     clock: Callable[[], float]
 
     def __post_init__(self) -> None:
-        self.loop = WorkerLoop(self.spec, self.client, self.clock, rate=self._rate)
-        self.statistics = self.loop.statistics
+        super().__init__(self.spec, self.client)
+        self._loop = WorkerLoop(self, self.clock)
+        self.statistics = self._loop.statistics
         self._ahead: Signal | None = None  # fires with the answer to a request that was made ahead
-        self._acts: wants.Acts = {
-            wants.Ask: self._ask,
-            wants.AskAhead: self._ask_ahead,
-            wants.TakeAhead: self._take_ahead,
-            wants.Prepare: lambda _: None,
-            wants.Pull: self._pull,
-            wants.Compute: self._compute,
-            wants.Overlap: lambda _: None,
-            wants.Settle: self._settle,
-            wants.Execute: self._execute,
-        }
 
     def run(self) -> ActivitySteps:
         """Run the worker as an activity."""
-        loop, acts, answer = self.loop.run(), self._acts, None
+        loop, answer = self._loop.run(), None
         while True:
             try:
-                wanted = loop.send(answer)
+                wanted, *arguments = loop.send(answer)
             except StopIteration:
                 return
-            answer = acts[type(wanted)](wanted)
+            answer = wanted(*arguments)
             if isinstance(answer, Generator):  # it takes virtual time
                 answer = yield from answer
 
-    def _ask(self, wanted: wants.Ask) -> ActivitySteps:
+    def ask(self, report: ins.Report) -> ActivitySteps:
+        """Let a report travel, and wait for an instruction."""
         yield from self.client.travel()
-        instruction = self.ask(self.name, wanted.report)
+        instruction = self.coordinate(self.name, report)
         if isinstance(instruction, Signal):
             began = self.clock()
             instruction = yield instruction
             self.statistics.wait_s += self.clock() - began
         yield from self.client.come_back(0)
         if isinstance(instruction, ins.Evaluate):
-            self.loop.pipeline.forget()  # every lease pulls, without virtual time
+            self.pipeline.forget()  # every lease pulls, without virtual time
         return instruction
 
-    def _ask_ahead(self, wanted: wants.AskAhead) -> None:
+    def ask_ahead(self, report: ins.Report) -> None:
+        """Let a report travel beside the worker's own steps."""
         answered = self._ahead = self.client.signal()
 
         def request() -> ActivitySteps:
             yield from self.client.travel()
-            instruction = self.ask(self.name, wanted.report)
+            instruction = self.coordinate(self.name, report)
             yield from self.client.come_back(0)
             answered.fire(instruction)
 
         self.client.start(request())
 
-    def _take_ahead(self, _: wants.TakeAhead) -> ActivitySteps:
+    def take_ahead(self) -> ActivitySteps:
+        """Wait for the instruction that was requested ahead."""
         assert self._ahead is not None
         instruction = yield self._ahead
         return instruction if isinstance(instruction, ins.Work) else None
 
-    def _execute(self, wanted: wants.Execute) -> ins.Report:
-        match wanted.instruction:
+    def execute(self, instruction: ins.Instruction) -> ins.Report:
+        """Execute an instruction with the shared model, in no virtual time."""
+        match instruction:
             case ins.BeginEpoch(epoch, untrained):
                 self.trainer.begin_epoch(self.index, epoch, untrained)
             case ins.CollectState(epoch):
                 untrained, metrics = self.trainer.collect(self.index)
-                return ins.Report(epoch_state=ins.EpochState(epoch, untrained, metrics, self.loop.epoch_steps))
+                return ins.Report(epoch_state=ins.EpochState(epoch, untrained, metrics, self._loop.epoch_steps))
             case ins.Evaluate(epoch, tasks, untrained):
-                weights = self.loop.pipeline.weights().weights
-                metrics = self.trainer.evaluate(self.index, weights, untrained, tasks)
+                metrics = self.trainer.evaluate(self.index, self.pipeline.weights().weights, untrained, tasks)
                 return ins.Report(evaluated=ins.Evaluated(epoch, tuple(t.task for t in tasks), metrics))
-            case ins.Summarise() as merged:
-                return ins.Report(summary=self.trainer.summarise(merged))
+            case ins.Summarise():
+                return ins.Report(summary=self.trainer.summarise(instruction))
         return ins.Report()
 
-    def _pull(self, wanted: wants.Pull) -> ActivitySteps | None:
-        """Pull weights; those of an evaluation take no time."""
-        if wanted.exact:
-            self.loop.pipeline.weights(exact=True)
-            return None
-        return self._timed_pull()
-
-    def _timed_pull(self) -> ActivitySteps:
+    def pull(self) -> ActivitySteps:
+        """Let a request and the weights travel."""
         yield from self.client.travel()
         before = self.client.bytes_received
-        self.loop.pipeline.weights()
+        self.pipeline.weights()
         yield from self.client.come_back(self.client.bytes_received - before)
 
-    def _settle(self, wanted: wants.Settle) -> ActivitySteps:
-        while self.client.unanswered > wanted.unanswered:
+    def settle(self, unanswered: int) -> ActivitySteps:
+        """Wait for replies."""
+        while self.client.unanswered > unanswered:
             yield self.client.answer()
-        answers = self.loop.pipeline.settle(wanted.unanswered)
-        for sent, pushed in answers:
-            self.listener.applied(self.name, sent[-1].task, pushed)
+        answers = self.pipeline.settle(unanswered)
+        for tasks, pushed in answers:
+            self.answered(self.name, tasks[-1][0].task, pushed)
         return answers
 
-    def _compute(self, wanted: wants.Compute) -> ActivitySteps:
-        parts = self._parts(wanted.task)
+    def compute(self, task: Task, held: Pulled) -> ActivitySteps:
+        """Compute a gradient in real time, while its virtual seconds pass."""
+        parts = self._parts(task)
         seconds = self._seconds(parts)
-        computed = self.trainer.begin_gradient(self.index, wanted.held, [part for _, part in parts])
+        computed = self.trainer.begin_gradient(self.index, held, [part for _, part in parts])
         yield seconds
         result = computed()
-        return wants.Step(result.gradient, samples_of(wanted.task), result.logs, seconds, result.denominator)
+        return Step(result.gradient, samples_of(task), result.logs, seconds, result.denominator)
 
-    def _rate(self, samples: int, denominator: float) -> float:
+    def rate(self, samples: int, denominator: float) -> float:
         """Return the factor of the learning rate for a vector of so many samples."""
         if self.spec.algorithm.scale_lr:
             return ring_rate(self.spec, self.spec.cluster.workers, self.statistics.steps)
         if self.post.share.rate is None or math.isinf(denominator):
-            return self.spec.rate_of(samples, denominator)
+            return super().rate(samples, denominator)
         return self.post.share.rate
 
     def _parts(self, task: Task) -> list[tuple[Machine, Task]]:
@@ -195,6 +170,6 @@ class SimulatedWorker:
         now, slowest = self.clock(), 0.0
         for machine, part in parts:
             seconds = machine.seconds(samples_of(part), now)
-            self.listener.member_stepped(machine.number, samples_of(part), seconds)
+            self.stepped(machine.number, samples_of(part), seconds)
             slowest = max(slowest, seconds)
         return slowest + self.post.group.inside_s

@@ -33,7 +33,8 @@ from nfdt.core.work.heartbeat import Heartbeat
 from nfdt.core.work.messages import read_instruction, to_request
 from nfdt.core.work.spans import WAIT, SpanRing
 from nfdt.core.work.tasks import Task
-from nfdt.worker import wants
+from nfdt.transport.base import Pulled
+from nfdt.worker.driver import LoopDriver, Step
 from nfdt.worker.evaluation import Evaluation
 from nfdt.worker.look_ahead import LookAhead
 from nfdt.worker.loop import WorkerLoop, drive
@@ -48,7 +49,7 @@ Answer = TypeVar("Answer")
 WAIT_S = 10.0
 
 
-class Worker:
+class Worker(LoopDriver):
     """Worker that runs one job's tasks with one model until the instruction to leave.
 
     Args:
@@ -88,18 +89,11 @@ class Worker:
         built: BuiltProgram | None = None,
         spans: SpanRing | None = None,
     ) -> None:
-        self._spec, self._name, self._index = spec, name, index
+        super().__init__(spec, client)
+        self._name, self._index = name, index
         self._spans = spans or SpanRing()
-        self._client, self._call, self._stopped = client, ask, stopped
-        self._loop = WorkerLoop(
-            spec,
-            client,
-            time.perf_counter,
-            span=self._spans.add,
-            stopped=stopped.is_set,
-            ending=(ending or threading.Event()).is_set,
-            moved=lambda: client.announced,
-        )
+        self._client, self._call, self._stopped, self._ending = client, ask, stopped, ending or threading.Event()
+        self._loop = WorkerLoop(self, time.perf_counter, self._spans.add)
         rows = (
             RowTaker(index, functools.partial(_take_rows, take_rows, name), stopped) if take_rows is not None else None
         )
@@ -140,25 +134,22 @@ class Worker:
     def run(self) -> None:
         """Work until the instruction to leave, or until stopped."""
         try:
-            logger.info("%s leaves: %s", self._name, drive(self._loop.run(), self._acts()))
+            logger.info("%s leaves: %s", self._name, drive(self._loop.run()))
         finally:
             self._ahead.close()
             self._job.close()
 
-    def _acts(self) -> wants.Acts:
-        pipeline = self._loop.pipeline
-        return {
-            wants.Ask: self._ask,
-            wants.AskAhead: lambda wanted: self._ahead.begin(self._request(wanted.report)),
-            wants.TakeAhead: lambda _: self._waited(self._ahead.take),
-            wants.Prepare: self._prepare,
-            wants.Pull: lambda wanted: pipeline.weights(exact=wanted.exact),
-            wants.Compute: self._compute,
-            wants.Overlap: self._overlap,
-            wants.Settle: lambda wanted: pipeline.settle(wanted.unanswered),
-            wants.Execute: self._execute,
-            wants.Move: self._move,
-        }
+    def stopped(self) -> bool:
+        """Return whether the job is over for this worker."""
+        return self._stopped.is_set()
+
+    def ending(self) -> bool:
+        """Return whether this process shall end."""
+        return self._ending.is_set()
+
+    def moved(self) -> bool:
+        """Return whether newer shards have been announced."""
+        return self._client.announced
 
     def _waited(self, call: Callable[[], Answer]) -> Answer:
         """Call a function that waits for an instruction."""
@@ -169,41 +160,53 @@ class Worker:
         self._spans.add(WAIT, began, answered)
         return instruction
 
-    def _ask(self, wanted: wants.Ask) -> ins.Instruction:
+    def ask(self, report: ins.Report) -> ins.Instruction:
+        """Request the next instruction, when a batch waits if a dataset runs here."""
+
         def ask() -> ins.Instruction:
             supply = self._job.supply(self._heartbeat)
-            return read_instruction(self._call(self._request(replace(wanted.report, supply=supply))))
+            return read_instruction(self._call(self._request(replace(report, supply=supply))))
 
         return self._waited(ask)
+
+    def ask_ahead(self, report: ins.Report) -> None:
+        """Request the next instruction on another thread."""
+        self._ahead.begin(self._request(report))
+
+    def take_ahead(self) -> ins.Work | None:
+        """Wait for that thread."""
+        return self._waited(self._ahead.take)
 
     def _request(self, report: ins.Report) -> pb.NextRequest:
         request = to_request(report)
         request.worker, request.incarnation = self._name, self._client.incarnation
         request.wait_s = 0.0 if report.in_flight else WAIT_S  # with pushes in flight it reports again at once
-        request.statistics_json = self._loop.statistics.to_json(self._client, self._spec.algorithm.codec)
+        request.statistics_json = self._loop.statistics.to_json(self._client, self.spec.algorithm.codec)
         return request
 
-    def _execute(self, wanted: wants.Execute) -> ins.Report:
+    def execute(self, instruction: ins.Instruction) -> ins.Report:
+        """Execute an instruction with the job's model and data."""
         job = self._job
-        match wanted.instruction:
-            case ins.Work() as work:
-                job.take_untrained(work.untrained)
-            case ins.MoveShards() as move:
-                self._client.announce(move)
-            case ins.BeginEpoch() as begin:
-                job.begin_epoch(begin)
-            case ins.CollectState() as collect:
-                job.end_epoch(collect)
+        match instruction:
+            case ins.Work():
+                job.take_untrained(instruction.untrained)
+            case ins.MoveShards():
+                self._client.announce(instruction)
+            case ins.BeginEpoch():
+                job.begin_epoch(instruction)
+            case ins.CollectState():
+                job.end_epoch(instruction)
                 state = job.untrained.encode(), job.metrics.collect(), self._loop.epoch_steps
-                return ins.Report(epoch_state=ins.EpochState(collect.epoch, *state))
-            case ins.Evaluate() as request:
-                weights = self._loop.pipeline.weights().weights
-                return ins.Report(evaluated=self._evaluation.answer(request, weights))
-            case ins.Summarise() as merged:
-                return ins.Report(summary=job.summarise(merged))
+                return ins.Report(epoch_state=ins.EpochState(instruction.epoch, *state))
+            case ins.Evaluate():
+                weights = self.pipeline.weights().weights
+                return ins.Report(evaluated=self._evaluation.answer(instruction, weights))
+            case ins.Summarise():
+                return ins.Report(summary=job.summarise(instruction))
         return ins.Report()
 
-    def _move(self, _: wants.Move) -> None:
+    def move(self) -> None:
+        """Connect to the shards announced last."""
         self._ahead.take()
         self._batch = None
         self._client.move()
@@ -218,14 +221,15 @@ class Worker:
         if self._client.announced:
             raise ShardsMoved("The shards have moved.")
 
-    def _prepare(self, wanted: wants.Prepare) -> None:
-        self._job.prefetch(self._job.train, wanted.tasks)
-        self._batch = wanted.tasks[0], self._prepared(wanted.tasks[0])
+    def prepare(self, tasks: Sequence[Task]) -> None:
+        """Read ahead, and convert the first batch."""
+        self._job.prefetch(self._job.train, tasks)
+        self._batch = tasks[0], self._prepared(tasks[0])
 
-    def _overlap(self, wanted: wants.Overlap) -> None:
+    def overlap(self, step: Step, following: Task | None) -> None:
         """Count a step, and prepare the batch of the following task of this lease or of the next one."""
-        self._job.metrics.stepped(wanted.step.samples, wanted.step.logs)
-        self._batch, following = None, wanted.following
+        self._job.metrics.stepped(step.samples, step.logs)
+        self._batch = None
         if following is None and (ahead := self._ahead.arrived) is not None:
             self._job.prefetch(self._job.train, ahead.tasks)
             following = ahead.tasks[0]
@@ -239,8 +243,8 @@ class Worker:
             return prepared[1]
         return self._step.prepare(self._job.batch(self._job.train, task))
 
-    def _compute(self, wanted: wants.Compute) -> wants.Step:
-        task, held = wanted.task, wanted.held
+    def compute(self, task: Task, held: Pulled) -> Step:
+        """Compute a gradient, as slowly as the job emulates."""
         batch, is_first = self._prepared(task), not self._loop.statistics.steps
         began = time.perf_counter()
         if is_first:
@@ -254,16 +258,16 @@ class Worker:
                 self._loop.statistics.first_loss = first
         denominator = 0.0 if result.denominator is None else float(result.denominator)
         self._emulate(time.perf_counter() - began, batch.samples)
-        return wants.Step(gradient, batch.samples, result.logs, time.perf_counter() - began, denominator)
+        return Step(gradient, batch.samples, result.logs, time.perf_counter() - began, denominator)
 
     def _emulate(self, seconds: float, samples: int) -> None:
         """Emulate a slower worker, or one that is killed at a scripted step, as in ``emulate``."""
-        emulate: Emulation = self._spec.cluster.emulate
+        emulate: Emulation = self.spec.cluster.emulate
         step = self._loop.statistics.steps + 1
         if emulate.fail and f"{self._index}@{step}" in emulate.fail.split(","):
             logger.warning("%s is killed at its step %d, as emulate.fail asks", self._name, step)
             os.kill(os.getpid(), signal.SIGKILL)
-        wanted = emulate.step_s(self._index, seconds, self._spec.batch_share(samples))
+        wanted = emulate.step_s(self._index, seconds, self.spec.batch_share(samples))
         if wanted > seconds:
             self._stopped.wait(wanted - seconds)
 

@@ -27,7 +27,7 @@ from nfdt.core.work.instructions import (
     Wait,
     Work,
 )
-from nfdt.worker import wants
+from nfdt.worker.driver import Step
 from tests.support.simulated_cluster import SimulatedWorker
 
 SHA = "a" * 64
@@ -70,10 +70,10 @@ class DatasetWorker(SimulatedWorker):
         self.do()
         return instruction
 
-    def compute(self, task):
+    def compute(self, task, held):
         split = self.waiting.pop(0)
         self.trained.append((self.iteration, split))
-        return wants.Step(np.zeros(1, np.float32), split.end - split.begin, {}, 0.0)
+        return Step(np.zeros(1, np.float32), split.end - split.begin, {}, 0.0)
 
     def execute(self, instruction):
         match instruction:

@@ -12,7 +12,7 @@ from nfdt.consistency import make_policy
 from nfdt.coordinator import Coordinator, Report
 from nfdt.core.clock import ManualClock
 from nfdt.transport.base import Pulled, Pushed
-from nfdt.worker import wants
+from nfdt.worker.driver import LoopDriver, Step
 from nfdt.worker.loop import WorkerLoop
 from tests.support.simulated_cluster import job
 
@@ -64,14 +64,12 @@ class InFlight:
         return self.pushed
 
 
-class Worker:
-    """A worker's loop in single small steps, and its client: weights and gradients are counts of updates."""
+class Client:
+    """Client whose weights and gradients are counts of updates."""
 
-    def __init__(self, spec, coordinator, shard, name):
-        self.coordinator, self.shard, self.name = coordinator, shard, name
+    def __init__(self, shard):
+        self.shard = shard
         self.sent = deque()  # pushes that the shard has not applied
-        self.loop = WorkerLoop(spec, self, lambda: 0.0)
-        self.steps = self.life()
 
     def pull(self, *, exact):
         assert not self.sent, "a pull while pushes are unanswered"
@@ -81,31 +79,41 @@ class Worker:
         self.sent.append(InFlight(gradient, want_weights))
         return self.sent[-1]
 
+
+class Worker(LoopDriver):
+    """A worker's loop in single small steps."""
+
+    def __init__(self, spec, coordinator, shard, name):
+        self.coordinator, self.name = coordinator, name
+        self.shard, self.client = shard, Client(shard)
+        super().__init__(spec, self.client)
+        self.loop = WorkerLoop(self, lambda: 0.0).run()
+        self.steps = self.life()
+
     def apply(self):
         """Let the oldest push in flight reach the shard."""
-        if self.sent:
-            push = self.sent.popleft()
+        if self.client.sent:
+            push = self.client.sent.popleft()
             answer = self.shard.push(self.name, push.computed_on)
             push.pushed = Pushed(answer if push.wanted else None, (0,), 0, True)
 
     def life(self):
-        loop, answer = self.loop.run(), None
+        answer = None
         while True:
-            wanted, answer = loop.send(answer), None
-            match wanted:
-                case wants.Ask(report):
-                    answer = self.coordinator.next(self.name, report)
-                case wants.Pull():
-                    self.loop.pipeline.weights()
-                case wants.Compute(task, held):
-                    answer = wants.Step(held.weights, task.samples, {}, 0.01 * (1 + 9 * (self.name == "worker-0")))
-                case wants.Settle(unanswered):
-                    while len(self.sent) > unanswered:
-                        yield
-                    answer = self.loop.pipeline.settle(unanswered)
-                case wants.Execute():
-                    answer = Report()
+            wanted, *arguments = self.loop.send(answer)
+            while wanted == self.settle and len(self.client.sent) > arguments[0]:
+                yield
+            answer = wanted(*arguments)
             yield
+
+    def ask(self, report):
+        return self.coordinator.next(self.name, report)
+
+    def compute(self, task, held):
+        return Step(held.weights, task.samples, {}, 0.01 * (1 + 9 * (self.name == "worker-0")))
+
+    def execute(self, instruction):
+        return Report()
 
 
 def play(seed, workers, bound, overlap, *, kills=0, **overrides):

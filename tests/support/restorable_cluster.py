@@ -7,7 +7,6 @@ from nfdt.coordinator import Evaluate, Wait, Work
 from nfdt.coordinator.failover import Reach, Seek, Start
 from nfdt.core.work.instructions import MoveShards
 from nfdt.core.work.tasks import Task
-from nfdt.worker import wants
 from tests.support.simulated_cluster import SimulatedCluster, SimulatedWorker
 
 
@@ -71,15 +70,13 @@ class RestorableWorker(SimulatedWorker):
         else:
             self.instruction = Wait()  # it cannot be executed without the shards
 
-    def act(self, wanted):
-        if isinstance(wanted, wants.Move):
-            self.incarnation = self.cluster.incarnation
-        return super().act(wanted)
+    def move(self):
+        self.incarnation = self.cluster.incarnation
 
-    def compute(self, task):
+    def compute(self, task, held):
         for shard in self.cluster.shards:
             shard.push(AppliedPush(self.epoch, task))
-        return super().compute(task)
+        return super().compute(task, held)
 
     def push_half(self):
         """Push the first task of the work that it has been given to one shard of two."""

@@ -34,7 +34,7 @@ from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve
 from nfdt.core.training.merge import encode_arrays
 from nfdt.core.work.instructions import MoveShards
 from nfdt.transport.base import Pulled, Pushed
-from nfdt.worker import wants
+from nfdt.worker.driver import LoopDriver, Step
 from nfdt.worker.loop import WorkerLoop
 
 RULES = [{"rule": "mean", "decay": None}]
@@ -80,24 +80,25 @@ class LateShards:
         return LatePush(Pushed(weights, (0,), 0, True))
 
 
-class SimulatedWorker:
-    """Worker whose loop executes one instruction at a time; it can be lost between ``ask`` and ``do``."""
+class SimulatedWorker(LoopDriver):
+    """Worker whose loop executes one instruction at a time; it can be lost between ``ask`` and ``do``.
+
+    A test calls ``ask`` when the loop wants it.
+    """
 
     def __init__(self, cluster, name, index):
         self.cluster, self.name, self.index = cluster, name, index
         self.instruction = None
         self.epoch, self.samples, self.begun = 0, 0, []
         self._now = 0.0  # its own clock, which passes as it computes
-        self._loop = WorkerLoop(cluster.spec, LateShards(), lambda: self._now, moved=self.moved)
+        super().__init__(cluster.spec, LateShards())
+        self._loop = WorkerLoop(self, lambda: self._now)
         self._wants = self._loop.run()
-        self.report = next(self._wants).report
-
-    def moved(self):
-        return False
+        _, self.report = next(self._wants)
 
     @property
     def in_flight(self):
-        return [done.task for sent in self._loop.pipeline.in_flight for done in sent]
+        return [task for sent in self.pipeline.in_flight for task, _ in sent]
 
     def ask(self):
         if isinstance(self.instruction, Wait):
@@ -117,30 +118,18 @@ class SimulatedWorker:
         if isinstance(instruction, Work):
             assert instruction.epoch == self.epoch
             instruction = replace(instruction, look_ahead=False)
-        wanted = self._wants.send(instruction)
-        while not isinstance(wanted, wants.Ask):
-            wanted = self._wants.send(self.act(wanted))
-        self.report = wanted.report
+        wanted, *arguments = self._wants.send(instruction)
+        while wanted != self.ask:
+            wanted, *arguments = self._wants.send(wanted(*arguments))
+        (self.report,) = arguments
 
-    def act(self, wanted):
-        match wanted:
-            case wants.Pull(exact):
-                self._loop.pipeline.weights(exact=exact)
-            case wants.Settle(unanswered):
-                return self._loop.pipeline.settle(unanswered)
-            case wants.Compute(task):
-                return self.compute(task)
-            case wants.Execute(instruction):
-                return self.execute(instruction)
-        return None
-
-    def compute(self, task):
+    def compute(self, task, held):
         self.cluster.trained[self.epoch].update(self.cluster.rows(task))
         self.cluster.pushes.append((self.name, task))
         self.samples += task.samples
         time = self.cluster.time_of(self, task)
         self._now += time.compute_s + time.exchange_s
-        return wants.Step(np.zeros(1, np.float32), task.samples, {"loss": np.float64(self.index)}, time.compute_s)
+        return Step(np.zeros(1, np.float32), task.samples, {"loss": np.float64(self.index)}, time.compute_s)
 
     def execute(self, instruction):
         match instruction:

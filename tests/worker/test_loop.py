@@ -14,7 +14,7 @@ from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.tasks import Task
 from nfdt.transport.base import Pulled, Pushed
-from nfdt.worker import wants
+from nfdt.worker.driver import LoopDriver, Step
 from nfdt.worker.loop import WorkerLoop, drive
 from nfdt.worker.pipeline import ShardsMoved
 
@@ -48,111 +48,132 @@ class Push:
         return Pushed(np.zeros(1, np.float32), (0,), 0, True)
 
 
-@dataclass
-class Driver:
-    """Driver of a loop, its client and its server; it checks every want.
+class Shards:
+    """Client of the shards of a driver."""
 
-    ``instructions`` are the answers to Ask, then Leave. ``events`` happen at the wants of these numbers. ``arrivals``
-    says of each push whether it is answered at once. ``due`` makes the steps local: whether each is to be pushed.
+    def __init__(self, driver):
+        self.driver = driver
+
+    def pull(self, *, exact):
+        assert not self.driver.pipeline.in_flight, "a pull while pushes are unanswered"
+        return Pulled(np.ones(1, np.float32), (0,), 0)
+
+    def begin_push(self, gradient, *, tasks, **options):
+        driver = self.driver
+        if driver.moves:
+            raise ShardsMoved
+        arrived = driver.arrivals.pop() if driver.arrivals else False
+        driver.pushed.append(Push(tuple(tasks), driver.incarnation, arrived))
+        driver.unpushed = []
+        return driver.pushed[-1]
+
+
+@dataclass
+class Driver(LoopDriver):
+    """Driver of a loop, and its server; it checks every want.
+
+    ``instructions`` are the answers to ``ask``, then Leave. ``events`` happen at the wants of these numbers.
+    ``arrivals`` says of each push whether it is answered at once. ``due`` makes the steps local: whether each is to be
+    pushed.
     """
 
     instructions: list
     events: dict = field(default_factory=dict)
     arrivals: list = field(default_factory=list)
     due: list | None = None
-    stopped = ending = moved = False
+    stops = ends = moves = False
     incarnation = 0
 
     def __post_init__(self):
+        super().__init__(job(), Shards(self))
         self.wanted, self.computed, self.pushed, self.reported = [], [], [], []
-        self.unpushed, self.lost, self.ahead = [], set(), None
-        self.loop = WorkerLoop(
-            job(),
-            self,
-            lambda: float(len(self.wanted)),
-            stopped=lambda: self.stopped,
-            ending=lambda: self.ending,
-            moved=lambda: self.moved,
-        )
+        self.unpushed, self.ahead, self.last_begun = [], None, None
+        self.loop = WorkerLoop(self, lambda: float(len(self.wanted)))
 
     def run(self):
-        kinds = (kind for kind in vars(wants).values() if isinstance(kind, type) and kind.__module__ == wants.__name__)
-        return drive(self.loop.run(), dict.fromkeys(kinds, self.act))
+        return drive(self.watched(self.loop.run()))
 
-    @property
-    def unanswered(self):
-        return [task for sent in self.loop.pipeline.in_flight for task in [done.task for done in sent]]
+    def watched(self, loop):
+        """Yield what a loop wants; events happen before it."""
+        resume, answer = loop.send, None
+        while True:
+            try:
+                wanted, *arguments = resume(answer)
+            except StopIteration as end:
+                return end.value
+            try:
+                resume, answer = loop.send, (yield self.meet, wanted, *arguments)
+            except ShardsMoved as moved:
+                resume, answer = loop.throw, moved
 
-    # ---- the client
-
-    def pull(self, *, exact):
-        assert not self.unanswered, "a pull while pushes are unanswered"
-        return Pulled(np.ones(1, np.float32), (0,), 0)
-
-    def begin_push(self, gradient, *, tasks, **options):
-        if self.moved:
+    def meet(self, wanted, *arguments):
+        self.happen(self.events.get(len(self.wanted)))
+        self.wanted.append(wanted.__name__)
+        if self.moves and wanted.__name__ in ("pull", "pull_exactly", "settle", "compute", "difference"):
             raise ShardsMoved
-        self.pushed.append(Push(tuple(tasks), self.incarnation, self.arrivals.pop() if self.arrivals else False))
-        self.unpushed = []
-        return self.pushed[-1]
+        return wanted(*arguments)
+
+    def stopped(self):
+        return self.stops
+
+    def ending(self):
+        return self.ends
+
+    def moved(self):
+        return self.moves
 
     # ---- the wants
 
-    def act(self, wanted):
-        self.happen(self.events.get(len(self.wanted)))
-        self.wanted.append(wanted)
-        if self.moved and isinstance(wanted, wants.Pull | wants.Settle | wants.Compute | wants.Difference):
-            raise ShardsMoved
-        match wanted:
-            case wants.Ask(report):
-                self.check(report)
-                return self.instructions.pop(0) if self.instructions else ins.Leave("done")
-            case wants.AskAhead(report):
-                self.check(report, begun=True)
-                assert self.ahead is None
-                self.ahead = self.instructions.pop(0) if self.instructions else ins.Leave("done")
-            case wants.TakeAhead():
-                instruction, self.ahead = self.ahead, None
-                return instruction if isinstance(instruction, ins.Work) else None
-            case wants.Pull(exact):
-                self.loop.pipeline.weights(exact=exact)
-            case wants.Settle(unanswered):
-                return self.loop.pipeline.settle(unanswered)
-            case wants.Compute(task):
-                return self.compute(task)
-            case wants.Difference():
-                return np.ones(1, np.float32)
-            case wants.Execute(instruction):
-                assert isinstance(instruction, ins.Work | ins.MoveShards) or not self.unanswered
-                self.moved |= isinstance(instruction, ins.MoveShards)
-                return ins.Report()
-            case wants.Move():
-                self.moved, self.incarnation, self.ahead, self.unpushed = False, self.incarnation + 1, None, []
-        return None
+    def ask(self, report):
+        self.check(report)
+        return self.instructions.pop(0) if self.instructions else ins.Leave("done")
 
-    def happen(self, event):
-        self.stopped |= event == STOP
-        self.ending |= event == END
-        self.moved |= event == MOVE
-        if event == LOSE:
-            raise ServerUnreachable("gone")
+    def ask_ahead(self, report):
+        self.check(report, begun=True)
+        assert self.ahead is None
+        self.ahead = self.instructions.pop(0) if self.instructions else ins.Leave("done")
 
-    def compute(self, task):
+    def take_ahead(self):
+        instruction, self.ahead = self.ahead, None
+        return instruction if isinstance(instruction, ins.Work) else None
+
+    def prepare(self, tasks):
+        self.last_begun = tasks[-1].task
+
+    def compute(self, task, held):
         assert not self.unpushed or self.due is not None, "a step whose gradient was not pushed"
-        assert len(self.loop.pipeline.in_flight) <= OVERLAP
+        assert len(self.pipeline.in_flight) <= OVERLAP
         self.computed.append(task.task)
         self.unpushed.append(task.task)
         if self.due is None:
-            return wants.Step(np.ones(1, np.float32), 1, {}, 0.5)
-        return wants.Step(None, 1, {}, 0.5, due=self.due.pop() if self.due else False)
+            return Step(np.ones(1, np.float32), 1, {}, 0.5)
+        return Step(None, 1, {}, 0.5, due=self.due.pop() if self.due else False)
+
+    def difference(self, held):
+        return np.ones(1, np.float32)
+
+    def execute(self, instruction):
+        assert isinstance(instruction, ins.Work | ins.MoveShards) or not self.pipeline.in_flight
+        self.moves |= isinstance(instruction, ins.MoveShards)
+        return ins.Report()
+
+    def move(self):
+        self.moves, self.incarnation, self.ahead, self.unpushed = False, self.incarnation + 1, None, []
+
+    def happen(self, event):
+        self.stops |= event == STOP
+        self.ends |= event == END
+        self.moves |= event == MOVE
+        if event == LOSE:
+            raise ServerUnreachable("gone")
 
     def check(self, report, *, begun=False):
         """Check a report: only of the present shards, every task once, and those in flight are known."""
         in_flight = report.in_flight - {self.last_begun} if begun else report.in_flight
         assert not begun or self.last_begun in report.in_flight
-        assert self.moved or sorted([*self.reported_here, *report.finished, *in_flight]) == self.pushed_here
+        assert self.moves or sorted([*self.reported_here, *report.finished, *in_flight]) == self.pushed_here
         assert set(report.times) <= set(report.samples) == set(report.finished)
-        assert begun or not self.unpushed or self.moved, "work that is reported as finished is not on the shards"
+        assert begun or not self.unpushed or self.moves, "work that is reported as finished is not on the shards"
         self.reported += [(self.incarnation, task) for task in report.finished]
 
     @property
@@ -163,32 +184,22 @@ class Driver:
     def reported_here(self):
         return sorted(task for number, task in self.reported if number == self.incarnation)
 
-    @property
-    def last_begun(self):
-        """The task that is computed next: the last one of the lease that was answered last."""
-        lease = next(wanted for wanted in reversed(self.wanted) if isinstance(wanted, wants.Prepare))
-        return lease.tasks[-1].task
 
-
-def kinds(driver):
-    return [type(wanted).__name__ for wanted in driver.wanted]
-
-
-STEP = ["Compute", "Overlap", "Settle"]
+STEP = ["compute", "overlap", "settle"]
 
 
 def test_a_lease_is_prepared_computed_and_reported():
     driver = Driver([ins.BeginEpoch(0, b"", 0), work(0, 1)])
     assert driver.run() == "done"
-    assert kinds(driver) == ["Ask", "Settle", "Execute", "Ask", "Prepare", "Pull", *STEP, *STEP, "Ask"]
+    assert driver.wanted == ["ask", "settle", "execute", "ask", "prepare", "pull", *STEP, *STEP, "ask"]
     assert driver.reported == [(0, 0), (0, 1)]
 
 
 def test_the_next_lease_is_requested_before_the_last_task_and_needs_no_other_request():
     driver = Driver([work(0, 1, look_ahead=True), work(2)])
     driver.run()
-    ahead = ["Ask", "Prepare", "Pull", *STEP, "AskAhead", *STEP, "TakeAhead", "Prepare", *STEP, "Ask"]
-    assert kinds(driver) == ahead
+    ahead = ["ask", "prepare", "pull", *STEP, "ask_ahead", *STEP, "take_ahead", "prepare", *STEP, "ask"]
+    assert driver.wanted == ahead
 
 
 @pytest.mark.parametrize(
@@ -231,13 +242,13 @@ EVALUATE = ins.Evaluate(0, (Task(0, 0, 1),), b"")
 def test_weights_are_pulled_when_those_of_the_last_reply_do_not_serve(script, pulls):
     driver = Driver(script)
     driver.run()
-    assert kinds(driver).count("Pull") == pulls
+    assert driver.wanted.count("pull") + driver.wanted.count("pull_exactly") == pulls
 
 
 def test_nothing_of_shards_that_are_gone_is_reported_pushed_or_awaited():
     driver = Driver([work(0, 1, look_ahead=True), work(2), work(3), work(4)], {9: MOVE}, due=[True, False, False])
     driver.run()
-    assert kinds(driver)[9:14] == ["Settle", "Move", "Ask", "Prepare", "Pull"]
+    assert driver.wanted[9:14] == ["settle", "move", "ask", "prepare", "pull"]
     assert [push.tasks for push in driver.pushed] == [(3,), (4,)]
     assert driver.reported == [(1, 3), (1, 4)]
 
@@ -246,10 +257,10 @@ def test_nothing_of_shards_that_are_gone_is_reported_pushed_or_awaited():
 def test_an_error_of_a_driver_is_its_own(error):
     driver = Driver([work(0)])
 
-    def compute(task):
+    def prepare(tasks):
         raise error
 
-    driver.compute = compute
+    driver.prepare = prepare
     with pytest.raises(error):
         driver.run()
 
@@ -308,10 +319,10 @@ def test_any_order_of_answers_and_events_ends_defined(script, events, arrivals, 
         assert LOSE in events.values()
         return
     assert reason in ("done", "sent away", "the job is over", "its process shall end")
-    assert reason != "the job is over" or driver.stopped
+    assert reason != "the job is over" or driver.stops
     if reason == "its process shall end":
-        assert driver.ending
-        assert driver.moved or driver.reported_here == driver.pushed_here
+        assert driver.ends
+        assert driver.moves or driver.reported_here == driver.pushed_here
     assert MOVE in events.values() or driver.loop.statistics.steps == len(driver.computed)
 
 
@@ -321,11 +332,10 @@ def test_after_a_stop_or_the_request_to_end_only_a_step_that_has_begun_is_comput
     events = {at: event for at, event in events.items() if event != LOSE}
     driver = Driver(script, events, arrivals, due)
     driver.run()
-    computed = [at for at, wanted in enumerate(driver.wanted) if isinstance(wanted, wants.Compute)]
+    computed = [at for at, wanted in enumerate(driver.wanted) if wanted == "compute"]
     for event in (at for at, event in events.items() if event in (STOP, END)):
         for at in (at for at in computed if at > event):
-            assert all(isinstance(wanted, wants.AskAhead | wants.Pull) for wanted in driver.wanted[event:at])
+            assert set(driver.wanted[event:at]) <= {"ask_ahead", "pull"}
     for event in (at for at, event in events.items() if event == STOP):
         later = driver.wanted[event:]
-        begun = 2 if later and isinstance(later[0], wants.TakeAhead) else 1  # another request follows at once
-        assert not any(isinstance(wanted, wants.Ask) for wanted in later[begun:])
+        assert "ask" not in later[2 if later[:1] == ["take_ahead"] else 1 :]  # which another request may follow at once
