@@ -116,7 +116,7 @@ def test_no_rooms_import_each_other_in_a_circle():
     assert " -> ".join(circle_of_rooms(TREE, ARROWS)) == ""
 
 
-@pytest.mark.parametrize("room", PURE)
+@pytest.mark.parametrize("room", [*PURE, "nfdt.worker.loop", "nfdt.worker.driver", "nfdt.worker.pipeline"])
 def test_pure_rooms_take_values_and_return_values(room):
     for module in modules(room):
         foreign = TREE.foreign_imports(module)

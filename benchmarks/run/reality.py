@@ -23,7 +23,7 @@ from nfdt.cli.simulated import SimulatedSession
 from nfdt.core.work.spans import COMPUTE, read_spans
 from nfdt.planning.forecast import forecast
 from nfdt.simulate.cluster import ClusterDescription, parse_cluster
-from nfdt.simulate.costs import costs_of
+from nfdt.simulate.machines import costs_of
 
 BATCH, RATE, MOMENTUM = 16, 0.02, 0.9
 TEST_ROWS = 357  # of the 1,797 digits; 90 batches remain

@@ -34,9 +34,8 @@ from nfdt.core.training.data import BatchSource
 from nfdt.core.training.gradient_step import in_graph, step_logs
 from nfdt.core.training.host_batches import rows_of
 from nfdt.core.training.job_model import JobModel
-from nfdt.core.training.metric_states import merge_metric_states
+from nfdt.core.training.metric_states import merge_metric_states, numbers
 from nfdt.core.training.ring_rate import ring_rate
-from nfdt.core.training.step_result import numbers
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.spans import END_OF_EPOCH, EVALUATE, STEP, SpanRing
 from nfdt.core.work.statistics import BY_RANK, codec_totals, step_totals

@@ -30,7 +30,7 @@ from nfdt.planning.calibration import ProfiledWork, spread_of_ratio, with_overhe
 from nfdt.planning.comparison import OneMachine, PlannedRun, compare, one_machine, uses
 from nfdt.planning.forecast import measured_cluster
 from nfdt.simulate.cluster import parse_cluster, read_cluster
-from nfdt.simulate.costs import costs_of
+from nfdt.simulate.machines import costs_of
 
 
 @click.command(cls=ScriptCommand)

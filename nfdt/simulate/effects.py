@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.core.events import Event
 from nfdt.core.work import instructions as ins
+from nfdt.simulate.post_plan import Regrouping
 from nfdt.simulate.record import Record
-from nfdt.simulate.roster import WorkerRoster
+from nfdt.simulate.roster import WaitingWorkers, WorkerRoster
 from nfdt.simulate.shards import LocalShards
-from nfdt.simulate.waiting import WaitingWorkers
-
-
-class BetweenEpochs(Protocol):
-    """Interface that forms other workers between two epochs, if that saves time."""
-
-    def review(self) -> None:
-        """Review the workers after an epoch."""
-        ...
 
 
 class SimulatedEffects:
@@ -40,7 +32,7 @@ class SimulatedEffects:
         between_epochs: Reviews the workers after each epoch; set before the first effect.
     """
 
-    between_epochs: BetweenEpochs
+    between_epochs: Regrouping
 
     def __init__(
         self,

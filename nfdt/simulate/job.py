@@ -28,17 +28,13 @@ from nfdt.simulate.cluster import ClusterDescription
 from nfdt.simulate.effects import SimulatedEffects
 from nfdt.simulate.events import Agenda, Signal
 from nfdt.simulate.local_steps import LocalOptimizer, LocalWorker
-from nfdt.simulate.machines import Machine, VirtualNetwork
-from nfdt.simulate.post_plan import PostPlan, simulated
-from nfdt.simulate.posts import Post
+from nfdt.simulate.machines import Machine, Post, VirtualNetwork
+from nfdt.simulate.post_plan import PostPlan, Regrouping, simulated
 from nfdt.simulate.record import Record
-from nfdt.simulate.regrouping import Regrouping
-from nfdt.simulate.roster import WorkerRoster
+from nfdt.simulate.roster import WaitingWorkers, WorkerRoster
 from nfdt.simulate.shards import LocalShards
 from nfdt.simulate.trainer import Read, Trainer
-from nfdt.simulate.waiting import WaitingWorkers
 from nfdt.simulate.worker import SimulatedWorker
-from nfdt.transport.base import Pushed
 from nfdt.transport.choice import make_choice
 
 RESULT = "result"
@@ -205,15 +201,11 @@ class SimulatedJob:
         choice = make_choice(algorithm, self.trainer.layout.size, clock=clock)
         stores: Any = self.shards.stores
         client = VirtualClient(stores, self.shards.layout, name, way, overlap=algorithm.overlap, choice=choice)
-        parts = (self.spec, name, index, post, self.trainer, client, self._ask, self, clock)
+        watched = (self.record.applied, self._member_stepped, clock)
+        parts = (self.spec, name, index, post, self.trainer, client, self._ask, *watched)
         return LocalWorker(*parts, optimizer=self._local) if self._local else SimulatedWorker(*parts)
 
-    def applied(self, worker: str, task: int, pushed: Pushed) -> None:
-        """Record a reply; see :class:`nfdt.simulate.worker.WorkerObserver`."""
-        self.record.applied(worker, task, pushed)
-
-    def member_stepped(self, machine: int, samples: int, seconds: float) -> None:
-        """Record a machine's step; see :class:`nfdt.simulate.worker.WorkerObserver`."""
+    def _member_stepped(self, machine: int, samples: int, seconds: float) -> None:
         self.record.member_stepped(machine, samples, seconds)
         self._post_plan.member_stepped(machine, samples, seconds)
 

@@ -5,7 +5,6 @@ Each group has weights and optimizer variables of its own. All groups use one en
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,14 +14,12 @@ from nfdt.core.arrays.layout import Array
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State
 from nfdt.core.sharding import make_plan
-from nfdt.core.training.job_model import samples_of
 from nfdt.core.work import instructions as ins
-from nfdt.schedulers import Task
-from nfdt.simulate.trainer import StepGradient
+from nfdt.core.work.tasks import Task
+from nfdt.simulate.events import ActivitySteps
 from nfdt.simulate.worker import SimulatedWorker
-from nfdt.transport.base import Pulled, Pushed
+from nfdt.transport.base import Pulled
 from nfdt.update_rules.plain import Plain
-from nfdt.worker.task_times import FinishedTask
 
 
 class LocalOptimizer:
@@ -101,40 +98,30 @@ class LocalWorker(SimulatedWorker):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._unpushed: list[Task] = []
+        self._steps = 0  # since the last push
 
-    def _answer(self, instruction: ins.Instruction) -> Mapping[str, Any]:
+    def ask(self, report: ins.Report) -> ActivitySteps:
+        """Wait for an instruction; the steps of a whole lease are taken, whatever time they need."""
+        instruction = yield from super().ask(report)
+        whole = isinstance(instruction, ins.Work)
+        return replace(instruction, budget_s=0.0, look_ahead=False) if whole else instruction
+
+    def execute(self, instruction: ins.Instruction) -> ins.Report:
+        """Execute an instruction; with an epoch a new learning rate begins."""
         if isinstance(instruction, ins.BeginEpoch):
             self.optimizer.begin_epoch(self.index)
-        return super()._answer(instruction)
+        return super().execute(instruction)
 
-    def _on_work(self, work: ins.Work) -> Any:
-        """Take the steps of a whole lease, whatever time they need; the last ones are pushed before it is reported."""
-        answer = yield from super()._on_work(replace(work, budget_s=0.0, look_ahead=False))
-        if self._unpushed:
-            last = self._unpushed[-1]
-            self._push_difference()
-            yield from self._drained()
-            self._times.spent(last.task, self.statistics.compute_s)
-        return answer
+    def compute(self, task: Task, held: Pulled) -> ActivitySteps:
+        """Compute a gradient on the group's own weights, and update these."""
+        if not self._steps:
+            self.optimizer.replace_weights(self.index, held.weights)
+        step = yield from super().compute(task, self.optimizer.weights(self.index))
+        self.optimizer.step(self.index, step.gradient)
+        self._steps += 1
+        return replace(step, gradient=None, denominator=0.0, due=self._steps >= self.post.share.local_steps)
 
-    def _computed_on(self) -> Pulled:
-        if not self._unpushed:
-            self.optimizer.replace_weights(self.index, self._pipeline.weights().weights)
-        return self.optimizer.weights(self.index)
-
-    def _push(self, task: Task, result: StepGradient, seconds: float, *, want_weights: bool) -> None:
-        self.optimizer.step(self.index, result.gradient)
-        self._unpushed.append(task)
-        if len(self._unpushed) >= self.post.share.local_steps:
-            self._push_difference()
-
-    def _push_difference(self) -> None:
-        pulled, own = self._pipeline.weights().weights, self.optimizer.weights(self.index).weights
-        self._send(self._unpushed, np.asarray(pulled) - own)
-
-    def _take(self, answers: Sequence[tuple[FinishedTask, Pushed]]) -> None:
-        if answers:
-            self._finished += [FinishedTask(task.task, samples_of(task)) for task in self._unpushed[:-1]]
-            self._unpushed = []
-        super()._take(answers)
+    def difference(self, held: Array) -> Array:
+        """Return what the steps since the last push have changed."""
+        self._steps = 0
+        return np.asarray(held) - self.optimizer.weights(self.index).weights

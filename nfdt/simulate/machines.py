@@ -1,13 +1,18 @@
-"""Durations of gradients on simulated machines, and of bytes on simulated links. Times are virtual seconds."""
+"""Simulated machines and links: how long gradients and bytes take, and which machines one worker has.
+
+Times are virtual seconds.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from nfdt.coordinator.online_planner import ShardLoad
+from nfdt.planning import Cluster, SharedLink, WorkerCost
 from nfdt.schedulers import StepTime
 from nfdt.schedulers.ring_network import ONE_MACHINE, RingLink, RingNetwork
 from nfdt.simulate.cluster import ClusterDescription, LinkDescription, Workers
@@ -166,3 +171,86 @@ class VirtualNetwork:
 
 def _both(link: LinkDescription) -> tuple[VirtualLane, VirtualLane]:
     return VirtualLane(link.bandwidth_mbit), VirtualLane(link.bandwidth_mbit)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Division of a task among the machines of a worker.
+
+    Attributes:
+        rows: Rows of a full step per machine; the rows of a task are split in this proportion.
+        rate: Factor of the learning rate; None: that of the job.
+        local_steps: Steps between two pushes of a group that pushes differences.
+    """
+
+    rows: tuple[int, ...]
+    rate: float | None = None
+    local_steps: int = 1
+
+
+@dataclass(frozen=True)
+class MachineGroup:
+    """The machines of one worker.
+
+    Attributes:
+        machines: The machines, at least one.
+        inside_s: Seconds to average a gradient among them.
+    """
+
+    machines: tuple[Machine, ...]
+    inside_s: float = 0.0
+
+
+@dataclass
+class Post:
+    """The machines and the share of one worker of the coordinator.
+
+    Attributes:
+        group: Its machines.
+        share: Division of a task among the machines; changes between epochs.
+        worker: Name of its current worker, or of its last one.
+    """
+
+    group: MachineGroup
+    share: Share
+    worker: str = ""
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Numbers of its machines."""
+        return tuple(machine.number for machine in self.group.machines)
+
+
+def costs_of(cluster: ClusterDescription, batch_size: int, weights: int) -> Cluster:
+    """Return the seconds of a step, a push with its reply and an allreduce.
+
+    Args:
+        cluster: The description; drift, pauses and failures are ignored.
+        batch_size: Samples of the script's batch.
+        weights: Elements of the model, sent as float32.
+    """
+    size, described = 4 * weights, cluster.each()
+    apply_s = cluster.shards.apply_s
+    workers = []
+    for number, worker in enumerate(described):
+        links: list[LinkDescription] = [worker, cluster.shards]
+        if worker.link is not None:
+            links.append(cluster.links[worker.link])
+        there_and_back_s = 2 * sum(link.latency_ms for link in links) / 1000
+        travel_s = 2 * size * max(_s_per_byte(link) for link in links)
+        step = Machine(number, worker, batch_size, cluster.seed).step
+        exchange_s = there_and_back_s + travel_s + apply_s
+        cost = WorkerCost(f"worker-{number}", step, exchange_s, worker.jitter, travel_s, there_and_back_s)
+        workers.append(cost)
+    shared = [SharedLink(size / cluster.shards.count * _s_per_byte(cluster.shards), frozenset(range(len(described))))]
+    for name, link in cluster.links.items():
+        members = frozenset(number for number, worker in enumerate(described) if worker.link == name)
+        shared.append(SharedLink(size * _s_per_byte(link), members))
+    network = VirtualNetwork(cluster, 1)
+    busy = tuple(link for link in shared if link.busy_s and link.workers)
+    allreduce_s = network.allreduce_s(described, size)
+    return Cluster(tuple(workers), batch_size, apply_s, allreduce_s, busy, network.rings(size))
+
+
+def _s_per_byte(link: LinkDescription) -> float:
+    return 8e-6 / link.bandwidth_mbit if link.bandwidth_mbit else 0.0

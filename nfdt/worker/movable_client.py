@@ -15,10 +15,7 @@ from nfdt.core.errors import AuthenticationFailed
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.slot_connection import Patience
 from nfdt.transport.base import ParameterClient, PendingPush, Pulled, Pushed, PushOptions, Vector
-
-
-class ShardsMoved(Exception):
-    """An exchange with shards that have been restored elsewhere: its outcome does not count."""
+from nfdt.worker.pipeline import ShardsMoved
 
 
 class InterruptibleClient(ParameterClient, Protocol):

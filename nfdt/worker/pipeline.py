@@ -21,20 +21,19 @@ from nfdt.transport.base import ParameterClient, PendingPush, Pulled, Pushed, Pu
 Tag = TypeVar("Tag")
 
 
+class ShardsMoved(Exception):
+    """An exchange with shards that have been restored elsewhere: its outcome does not count."""
+
+
 class Pipeline(Generic[Tag]):
     """Pipeline that sends gradients and holds the newest weights. Not thread-safe.
 
     Args:
-        client: Client of the shards, created for the same ``overlap``.
-        overlap: Number of pushes that may be unanswered while a gradient is computed.
-
-    Attributes:
-        overlap: Current limit of unanswered pushes; may change, up to the client's ``overlap``.
+        client: Client of the shards, created for an ``overlap``.
     """
 
-    def __init__(self, client: ParameterClient, overlap: int) -> None:
+    def __init__(self, client: ParameterClient) -> None:
         self._client = client
-        self.overlap = overlap
         self._held: Pulled | None = None
         self._sent: deque[tuple[Tag, PendingPush]] = deque()
 
@@ -63,16 +62,12 @@ class Pipeline(Generic[Tag]):
             options["computed_on"] = self._held.sequence
         self._sent.append((tag, self._client.begin_push(gradient, **options)))
 
-    def settle(self) -> list[tuple[Tag, Pushed]]:
+    def settle(self, overlap: int) -> list[tuple[Tag, Pushed]]:
         """Wait until at most ``overlap`` pushes are unanswered; return the available replies, oldest first."""
         answers = []
-        while len(self._sent) > self.overlap or (len(self._sent) > 1 and self._sent[0][1].arrived):
+        while len(self._sent) > overlap or (len(self._sent) > 1 and self._sent[0][1].arrived):
             answers.append(self._take())
         return answers
-
-    def drain(self) -> list[tuple[Tag, Pushed]]:
-        """Wait for all replies and return them."""
-        return [self._take() for _ in range(len(self._sent))]
 
     def forget(self) -> None:
         """Drop the held weights, so that the next ones are pulled. All replies must have been taken."""

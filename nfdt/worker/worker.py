@@ -1,8 +1,7 @@
-"""A worker: the loop that requests tasks, computes gradients, pushes, pulls and reports."""
+"""A worker: its loop driven by a thread, with the model, the data, the job server and the shards."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import math
@@ -10,10 +9,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,31 +24,32 @@ from nfdt.core.specs.job import JobSpec
 from nfdt.core.training import steps
 from nfdt.core.training.data import RowArray
 from nfdt.core.training.job_model import JobModel
+from nfdt.core.training.metric_states import numbers
 from nfdt.core.training.sources import RowTaker
-from nfdt.core.training.step_result import numbers
 from nfdt.core.training.steps import BuiltProgram, PreparedBatch, is_reusable
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.heartbeat import Heartbeat
 from nfdt.core.work.messages import read_instruction, to_request
-from nfdt.core.work.spans import COMPUTE, END_OF_EPOCH, EVALUATE, EXCHANGE, LEASE, LEASES, WAIT, SpanRing
-from nfdt.core.work.statistics import WorkerStatistics
+from nfdt.core.work.spans import WAIT, SpanRing
 from nfdt.core.work.tasks import Task
-from nfdt.transport.base import Pushed
+from nfdt.transport.base import Pulled
+from nfdt.worker.driver import LoopDriver, Step
 from nfdt.worker.evaluation import Evaluation
 from nfdt.worker.look_ahead import LookAhead
-from nfdt.worker.movable_client import MovableClient, ShardsMoved
-from nfdt.worker.pipeline import Pipeline
-from nfdt.worker.task_times import FinishedTask, TaskTimes, report_finished
+from nfdt.worker.loop import WorkerLoop, drive
+from nfdt.worker.movable_client import MovableClient
+from nfdt.worker.pipeline import ShardsMoved
 
 logger = logging.getLogger(__name__)
 
 TakeRows = Callable[[pb.TakeRowsRequest], pb.TakeRowsReply]
-Ask = Callable[[pb.NextRequest], pb.NextReply]
+CallNext = Callable[[pb.NextRequest], pb.NextReply]
+Answer = TypeVar("Answer")
 WAIT_S = 10.0
 
 
-class Worker:
+class Worker(LoopDriver):
     """Worker that runs one job's tasks with one model until the instruction to leave.
 
     Args:
@@ -81,7 +80,7 @@ class Worker:
         read: Callable[[str], bytes],
         open_array: Callable[[str], Array],
         client: MovableClient,
-        ask: Ask,
+        ask: CallNext,
         stopped: threading.Event,
         ending: threading.Event | None = None,
         tables: Sequence[int] = (),
@@ -90,11 +89,11 @@ class Worker:
         built: BuiltProgram | None = None,
         spans: SpanRing | None = None,
     ) -> None:
-        self._spec, self._name, self._index = spec, name, index
+        super().__init__(spec, client)
+        self._name, self._index = name, index
         self._spans = spans or SpanRing()
-        self._client, self._ask, self._stopped = client, ask, stopped
-        self._ending = ending or threading.Event()
-        self._pipeline: Pipeline[FinishedTask] = Pipeline(client, spec.algorithm.overlap)
+        self._client, self._call, self._stopped, self._ending = client, ask, stopped, ending or threading.Event()
+        self._loop = WorkerLoop(self, time.perf_counter, self._spans.add)
         rows = (
             RowTaker(index, functools.partial(_take_rows, take_rows, name), stopped) if take_rows is not None else None
         )
@@ -120,14 +119,9 @@ class Worker:
         self._evaluate = built.evaluate if built else steps.evaluation_step(model, layout)
         self._predict = built.predict if built else steps.prediction_step(model, layout)
         self._evaluation = Evaluation(self._job, self._evaluate, self._predict, self._advanced)
-        self._statistics, self._times = WorkerStatistics(), TaskTimes()
-        self._finished: list[FinishedTask] = []  # not reported yet
         self._ahead = LookAhead(ask, name)
         self._batch: tuple[Task, PreparedBatch] | None = None  # of the task that begins next
         self._heartbeat = Heartbeat(self._send_heartbeat, spec.heartbeat_s)
-        self._validated: int | None = None  # the epoch whose final weights the pipeline holds, exactly
-        self._epoch = self._epoch_steps = 0
-        self._logs: dict[str, float] = {}
 
     @property
     def built(self) -> BuiltProgram | None:
@@ -140,72 +134,86 @@ class Worker:
     def run(self) -> None:
         """Work until the instruction to leave, or until stopped."""
         try:
-            self._run()
+            logger.info("%s leaves: %s", self._name, drive(self._loop.run()))
         finally:
             self._ahead.close()
             self._job.close()
 
-    def _run(self) -> None:
-        report = ins.Report()
-        while not self._stopped.is_set():
-            began = time.perf_counter()
-            instruction: ins.Instruction | None = self._ahead.take()
-            if instruction is None or self._ending.is_set() or self._client.announced:
-                supply = self._job.supply(self._heartbeat)
-                instruction = read_instruction(self._ask(self._request(replace(report, supply=supply))))
-            answered = time.perf_counter()
-            self._statistics.wait_s += answered - began
-            self._spans.add(WAIT, began, answered)
-            if isinstance(instruction, ins.Leave):
-                logger.info("%s leaves: %s", self._name, instruction.reason)
-                return
-            if self._ending.is_set() and not isinstance(instruction, ins.CollectState | ins.MoveShards):
-                if not self._pipeline.in_flight:
-                    logger.info("%s leaves, as its process shall end", self._name)
-                    return
-                instruction = ins.Wait()  # take the replies to its pushes and report them
-            report = ins.Report()
-            with contextlib.suppress(ShardsMoved):
-                report = self._execute(instruction)
-            if (kind := _SPAN_OF.get(type(instruction))) is not None:
-                self._spans.add(kind, answered, time.perf_counter(), _number_of(instruction), track=LEASES)
-            if self._client.announced:
-                report = self._move()
+    def stopped(self) -> bool:
+        """Return whether the job is over for this worker."""
+        return self._stopped.is_set()
 
-    def _execute(self, instruction: ins.Instruction) -> ins.Report:
-        if isinstance(instruction, ins.MoveShards):
-            self._client.announce(instruction)
-            return ins.Report()
-        if isinstance(instruction, ins.Work):
-            return self._on_work(instruction)
-        self._exchange(self._pipeline.drain)
-        return self._answer(instruction)
+    def ending(self) -> bool:
+        """Return whether this process shall end."""
+        return self._ending.is_set()
 
-    def _answer(self, instruction: ins.Instruction) -> ins.Report:
-        """Execute an instruction other than work; nothing is in flight."""
+    def moved(self) -> bool:
+        """Return whether newer shards have been announced."""
+        return self._client.announced
+
+    def _waited(self, call: Callable[[], Answer]) -> Answer:
+        """Call a function that waits for an instruction."""
+        began = time.perf_counter()
+        instruction = call()
+        answered = time.perf_counter()
+        self._loop.statistics.wait_s += answered - began
+        self._spans.add(WAIT, began, answered)
+        return instruction
+
+    def ask(self, report: ins.Report) -> ins.Instruction:
+        """Request the next instruction, when a batch waits if a dataset runs here."""
+
+        def ask() -> ins.Instruction:
+            supply = self._job.supply(self._heartbeat)
+            return read_instruction(self._call(self._request(replace(report, supply=supply))))
+
+        return self._waited(ask)
+
+    def ask_ahead(self, report: ins.Report) -> None:
+        """Request the next instruction on another thread."""
+        self._ahead.begin(self._request(report))
+
+    def take_ahead(self) -> ins.Work | None:
+        """Wait for that thread."""
+        return self._waited(self._ahead.take)
+
+    def _request(self, report: ins.Report) -> pb.NextRequest:
+        request = to_request(report)
+        request.worker, request.incarnation = self._name, self._client.incarnation
+        request.wait_s = 0.0 if report.in_flight else WAIT_S  # with pushes in flight it reports again at once
+        request.statistics_json = self._loop.statistics.to_json(self._client, self.spec.algorithm.codec)
+        return request
+
+    def execute(self, instruction: ins.Instruction) -> ins.Report:
+        """Execute an instruction with the job's model and data."""
+        job = self._job
         match instruction:
+            case ins.Work():
+                job.take_untrained(instruction.untrained)
+            case ins.MoveShards():
+                self._client.announce(instruction)
             case ins.BeginEpoch():
-                return self._on_begin_epoch(instruction)
+                job.begin_epoch(instruction)
             case ins.CollectState():
-                return self._on_collect_state(instruction)
+                job.end_epoch(instruction)
+                state = job.untrained.encode(), job.metrics.collect(), self._loop.epoch_steps
+                return ins.Report(epoch_state=ins.EpochState(instruction.epoch, *state))
             case ins.Evaluate():
-                return self._on_evaluate(instruction)
+                weights = self.pipeline.weights().weights
+                return ins.Report(evaluated=self._evaluation.answer(instruction, weights))
             case ins.Summarise():
-                return ins.Report(summary=self._job.summarise(instruction))
+                return ins.Report(summary=job.summarise(instruction))
         return ins.Report()
 
-    def _move(self) -> ins.Report:
-        """Connect to restored shards, and drop everything done with those before: return an empty report."""
-        self._pipeline.drop()
+    def move(self) -> None:
+        """Connect to the shards announced last."""
         self._ahead.take()
-        self._times, self._finished, self._batch = TaskTimes(), [], None
-        self._validated = None
+        self._batch = None
         self._client.move()
         logger.info("%s continues with the restored shards, incarnation %d", self._name, self._client.incarnation)
-        return ins.Report()
 
     def _send_heartbeat(self) -> None:
-        self._ask(pb.NextRequest(worker=self._name, busy=True, incarnation=self._client.incarnation))
+        self._call(pb.NextRequest(worker=self._name, busy=True, incarnation=self._client.incarnation))
 
     def _advanced(self) -> None:
         """Send heartbeats as an evaluation advances, and end one whose result no longer counts."""
@@ -213,50 +221,14 @@ class Worker:
         if self._client.announced:
             raise ShardsMoved("The shards have moved.")
 
-    def _request(self, report: ins.Report, *begun: int) -> pb.NextRequest:
-        """Return a request that reports the finished tasks; ``begun`` are tasks without a push yet."""
-        in_flight = frozenset((*(finished.task for finished in self._pipeline.in_flight), *begun))
-        done, self._finished = report_finished(self._finished, self._times), []
-        request = to_request(replace(report, **done, epoch=self._epoch, logs=self._logs, in_flight=in_flight))
-        request.worker, request.incarnation = self._name, self._client.incarnation
-        request.wait_s = 0.0 if in_flight else WAIT_S  # with pushes in flight it reports again at once
-        request.statistics_json = self._statistics.to_json(self._client, self._spec.algorithm.codec)
-        return request
+    def prepare(self, tasks: Sequence[Task]) -> None:
+        """Read ahead, and convert the first batch."""
+        self._job.prefetch(self._job.train, tasks)
+        self._batch = tasks[0], self._prepared(tasks[0])
 
-    def _on_begin_epoch(self, begin: ins.BeginEpoch) -> ins.Report:
-        self._epoch, self._epoch_steps, self._logs = begin.epoch, 0, {}
-        self._pipeline.forget()
-        self._job.begin_epoch(begin)
-        return ins.Report()
-
-    def _on_work(self, work: ins.Work) -> ins.Report:
-        logs: Mapping[str, Any] = {}
-        self._pipeline.overlap = min(work.overlap, self._spec.algorithm.overlap)
-        if work.untrained:
-            self._job.take_untrained(work.untrained)
-            self._epoch_steps = 0
-        if work.pull:
-            self._exchange(self._pipeline.drain)
-            self._pipeline.forget()
-        self._times.begin(self._statistics.compute_s)
-        self._job.prefetch(self._job.train, work.tasks)
-        for task, following in zip(work.tasks, (*work.tasks[1:], None), strict=True):
-            if self._stopped.is_set() or self._client.announced:
-                return ins.Report()  # nothing of this work counts
-            if self._ending.is_set() or self._times.over(work.budget_s):
-                break
-            batch = self._prepared(task)
-            if following is None and work.look_ahead:
-                self._ahead.begin(self._request(ins.Report(), task.task))
-            logs = self._train_on(batch, task, want_weights=not work.no_weights)
-            self._prepare_next(following)
-            self._exchange(self._pipeline.settle)
-            self._times.spent(task.task, self._statistics.compute_s)
-        self._logs = numbers(logs)
-        return ins.Report()
-
-    def _prepare_next(self, following: Task | None) -> None:
-        """Prepare the batch of the following task of this lease or of the next one, while a push is under way."""
+    def overlap(self, step: Step, following: Task | None) -> None:
+        """Count a step, and prepare the batch of the following task of this lease or of the next one."""
+        self._job.metrics.stepped(step.samples, step.logs)
         self._batch = None
         if following is None and (ahead := self._ahead.arrived) is not None:
             self._job.prefetch(self._job.train, ahead.tasks)
@@ -271,100 +243,33 @@ class Worker:
             return prepared[1]
         return self._step.prepare(self._job.batch(self._job.train, task))
 
-    def _train_on(self, batch: PreparedBatch, task: Task, *, want_weights: bool) -> Mapping[str, Any]:
-        """Compute a gradient and send it."""
-        samples = batch.samples
-        statistics = self._statistics
+    def compute(self, task: Task, held: Pulled) -> Step:
+        """Compute a gradient, as slowly as the job emulates."""
+        batch, is_first = self._prepared(task), not self._loop.statistics.steps
         began = time.perf_counter()
-        held = self._pipeline.weights()
-        pulled = time.perf_counter()
-        if not self._statistics.steps:
+        if is_first:
             note_start(self._name, "first step begins")
         version = self._job.first_update + held.versions[0]
-        result = self._step(held.weights, batch, version=version, share=task.share_of(samples))
+        result = self._step(held.weights, batch, version=version, share=task.share_of(batch.samples))
         gradient: Any = result.gradient if isinstance(result.gradient, RowVector) else np.asarray(result.gradient)
-        if not self._statistics.steps:
+        if is_first:
             note_start(self._name, "first gradient")
             if math.isfinite(first := numbers(result.logs).get("loss", math.nan)):
-                self._statistics.first_loss = first
+                self._loop.statistics.first_loss = first
         denominator = 0.0 if result.denominator is None else float(result.denominator)
-        self._emulate(time.perf_counter() - pulled, samples)
-        computed = time.perf_counter()
-        # A gradient that is not finite is pushed as well: all shards drop it and close its round.
-        if self._spec.cluster.shards > 1:
-            gradient = _all_or_nothing(gradient)
-        self._pipeline.send(
-            FinishedTask(task.task, samples),
-            gradient,
-            samples=samples,
-            round=task.round,
-            part=task.part,
-            parts=task.parts,
-            tasks=(task.task,),
-            tickets=task.ticket,
-            rate=self._spec.rate_of(samples, denominator),
-            denominator=denominator,
-            want_weights=want_weights and task.parts == 1,
-            compute_s=computed - pulled,
-        )
-        sent = time.perf_counter()
-        statistics.compute_s += computed - pulled
-        statistics.exchange_s += sent - computed + pulled - began
-        add = self._spans.add
-        add(EXCHANGE, began, pulled, task.task)
-        add(COMPUTE, pulled, computed, task.task)
-        add(EXCHANGE, computed, sent, task.task)
-        statistics.samples += samples
-        statistics.steps += 1
-        statistics.batch_sizes[samples] += 1
-        self._epoch_steps += 1
-        self._job.metrics.stepped(samples, result.logs)
-        return result.logs
-
-    def _exchange(self, take: Callable[[], list[tuple[FinishedTask, Pushed]]]) -> None:
-        """Take replies of the shards; no computation hides the time spent here."""
-        began = time.perf_counter()
-        for done, pushed in take():
-            self._statistics.staleness[pushed.staleness] += 1
-            self._statistics.dropped += not pushed.applied
-            self._finished.append(done)
-        ended = time.perf_counter()
-        self._statistics.exchange_s += ended - began
-        self._spans.add(EXCHANGE, began, ended)
-
-    def _on_collect_state(self, collect: ins.CollectState) -> ins.Report:
-        self._pipeline.forget()  # the weights may be replaced before training continues
-        self._job.end_epoch(collect)
-        untrained = self._job.untrained.encode()
-        state = ins.EpochState(collect.epoch, untrained, self._job.metrics.collect(), self._epoch_steps)
-        return ins.Report(epoch_state=state)
-
-    def _on_evaluate(self, request: ins.Evaluate) -> ins.Report:
-        if self._validated != request.epoch:
-            self._pipeline.forget()
-            self._validated = request.epoch
-        weights = self._pipeline.weights(exact=True).weights
-        return ins.Report(evaluated=self._evaluation.answer(request, weights))
+        self._emulate(time.perf_counter() - began, batch.samples)
+        return Step(gradient, batch.samples, result.logs, time.perf_counter() - began, denominator)
 
     def _emulate(self, seconds: float, samples: int) -> None:
         """Emulate a slower worker, or one that is killed at a scripted step, as in ``emulate``."""
-        emulate: Emulation = self._spec.cluster.emulate
-        if emulate.fail and f"{self._index}@{self._statistics.steps + 1}" in emulate.fail.split(","):
-            logger.warning("%s is killed at its step %d, as emulate.fail asks", self._name, self._statistics.steps + 1)
+        emulate: Emulation = self.spec.cluster.emulate
+        step = self._loop.statistics.steps + 1
+        if emulate.fail and f"{self._index}@{step}" in emulate.fail.split(","):
+            logger.warning("%s is killed at its step %d, as emulate.fail asks", self._name, step)
             os.kill(os.getpid(), signal.SIGKILL)
-        wanted = emulate.step_s(self._index, seconds, self._spec.batch_share(samples))
+        wanted = emulate.step_s(self._index, seconds, self.spec.batch_share(samples))
         if wanted > seconds:
             self._stopped.wait(wanted - seconds)
-
-
-_SPAN_OF: Mapping[type, int] = MappingProxyType(
-    {ins.Work: LEASE, ins.Evaluate: EVALUATE, ins.CollectState: END_OF_EPOCH, ins.BeginEpoch: END_OF_EPOCH}
-)
-
-
-def _number_of(instruction: ins.Instruction) -> int:
-    """Return the number that the trace shows with an instruction: the tasks of a lease, or an epoch."""
-    return len(instruction.tasks) if isinstance(instruction, ins.Work) else getattr(instruction, "epoch", 0)
 
 
 def _take_rows(call: TakeRows, name: str, iteration: int, pass_index: int, number: int) -> tuple[int, int] | None:
@@ -373,10 +278,3 @@ def _take_rows(call: TakeRows, name: str, iteration: int, pass_index: int, numbe
     setattr(request, "pass", pass_index)  # a Python keyword
     reply = call(request)
     return (reply.begin, reply.end) if reply.end else None
-
-
-def _all_or_nothing(gradient: Any) -> Any:
-    """Return the gradient, or one that every shard drops if a part of it is not finite."""
-    if isinstance(gradient, RowVector):
-        return gradient if gradient.finite else gradient.filled_with_nan()
-    return gradient if np.isfinite(gradient).all() else np.full_like(gradient, np.nan)

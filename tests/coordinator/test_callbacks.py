@@ -13,15 +13,15 @@ from tests.support.simulated_cluster import SimulatedCluster, SimulatedWorker, j
 class DecidingWorker(SimulatedWorker):
     """Worker with callbacks that count epochs, and stop after the third."""
 
-    def do(self):
-        order = self.instruction
-        super().do()
-        if isinstance(order, Summarise):
-            self.cluster.orders.append(order)
-            stop = order.epoch == 2
-            messages = ("enough",) if stop else ()
-            decision = CallbackDecision(f"after {order.epoch}", stop=stop, messages=messages)
-            self.report = replace(self.report, summary=replace(self.report.summary, decision=decision))
+    def execute(self, instruction):
+        report = super().execute(instruction)
+        if not isinstance(instruction, Summarise):
+            return report
+        self.cluster.orders.append(instruction)
+        stop = instruction.epoch == 2
+        messages = ("enough",) if stop else ()
+        decision = CallbackDecision(f"after {instruction.epoch}", stop=stop, messages=messages)
+        return replace(report, summary=replace(report.summary, decision=decision))
 
 
 class DecidingCluster(SimulatedCluster):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from nfdt.consistency import make_policy
@@ -24,6 +27,8 @@ from nfdt.core.work.instructions import (
     Wait,
     Work,
 )
+from nfdt.worker.driver import Step
+from tests.support.simulated_cluster import SimulatedWorker
 
 SHA = "a" * 64
 
@@ -40,19 +45,18 @@ def job(*, epochs=2, steps=None, batches=None, rows=100, split=10, workers=2):
     )
 
 
-class FakeWorker:
+class DatasetWorker(SimulatedWorker):
     """Worker of batches of one split each, which has at most two batches ahead."""
 
-    def __init__(self, coordinator, name, index):
-        self.coordinator, self.name = coordinator, name
+    def __init__(self, cluster, name, index):
+        super().__init__(cluster, name, index)
         self.iteration, self.requests, self.over = None, 0, False
         self.waiting, self.trained, self.iterations = [], [], []
-        self.report = Report()
-        coordinator.joined(name, index)
+        cluster.coordinator.joined(name, index)
 
     def read(self):
         while self.iteration is not None and len(self.waiting) < 2 and not self.over:
-            split = self.coordinator.take_rows(self.name, self.iteration, 0, self.requests)
+            split = self.cluster.coordinator.take_rows(self.name, self.iteration, 0, self.requests)
             self.requests += 1
             self.over = split is None
             self.waiting += [] if split is None else [split]
@@ -61,30 +65,36 @@ class FakeWorker:
         """Make one call; return the instruction."""
         self.read()
         supply = None if self.iteration is None else Supply(self.iteration, len(self.waiting), self.over)
-        instruction = self.coordinator.next(self.name, Report(**{**vars(self.report), "supply": supply}))
-        self.report = Report()
+        self.report = replace(self.report, supply=supply)
+        instruction = self.ask()
+        self.do()
+        return instruction
+
+    def compute(self, task, held):
+        split = self.waiting.pop(0)
+        self.trained.append((self.iteration, split))
+        return Step(np.zeros(1, np.float32), split.end - split.begin, {}, 0.0)
+
+    def execute(self, instruction):
         match instruction:
-            case BeginEpoch(iteration=iteration):
+            case BeginEpoch(epoch, iteration=iteration):
+                self.epoch = epoch
                 self.iterations.append(iteration)
                 if iteration != self.iteration:
                     self.iteration, self.requests, self.over, self.waiting = iteration, 0, False, []
-            case Work(tasks=tasks):
-                done = [(task.task, self.waiting.pop(0)) for task in tasks]
-                self.trained += [(self.iteration, split) for _, split in done]
-                samples = {number: split.end - split.begin for number, split in done}
-                self.report = Report(finished=tuple(samples), samples=samples)
-            case CollectState(epoch=epoch):
-                self.report = Report(epoch_state=EpochState(epoch, b"", b"", len(self.trained)))
+            case CollectState(epoch):
+                return Report(epoch_state=EpochState(epoch, b"", b"", len(self.trained)))
             case Summarise():
-                self.report = Report(summary=Summary({}))
-        return instruction
+                return Report(summary=Summary({}))
+        return Report()
 
 
 class Run:
     def __init__(self, spec):
+        self.spec = spec
         self.coordinator = Coordinator(spec, make_policy(spec.algorithm), ManualClock())
         self.coordinator.proceed(spec.fit.epochs)
-        self.workers = [FakeWorker(self.coordinator, f"w{n}", n) for n in range(spec.cluster.workers)]
+        self.workers = [DatasetWorker(self, f"w{n}", n) for n in range(spec.cluster.workers)]
         self.events, self.done = [], False
 
     def effects(self):

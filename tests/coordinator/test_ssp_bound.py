@@ -9,8 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nfdt.consistency import make_policy
-from nfdt.coordinator import BeginEpoch, Coordinator, Report, TaskTime, Work
+from nfdt.coordinator import Coordinator, Report
 from nfdt.core.clock import ManualClock
+from nfdt.transport.base import Pulled, Pushed
+from nfdt.worker.driver import LoopDriver, Step
+from nfdt.worker.loop import WorkerLoop
 from tests.support.simulated_cluster import job
 
 
@@ -46,59 +49,71 @@ class Shard:
         return self.applied.copy()
 
 
-class Worker:
-    """Worker that does what :mod:`nfdt.worker.worker` does with its pipeline, in single small steps."""
+class InFlight:
+    """Push that reaches the shard when the test lets it."""
 
-    def __init__(self, coordinator, shard, name, overlap):
-        self.coordinator, self.shard, self.name, self.overlap = coordinator, shard, name, overlap
-        self.sent = deque()  # (task, weights it was computed on, whether the answer holds weights), not applied
-        self.answers = deque()  # (task, weights or None), not taken
-        self.held = None
+    def __init__(self, computed_on, wanted):
+        self.computed_on, self.wanted = computed_on, wanted
+        self.pushed = None
+
+    @property
+    def arrived(self):
+        return self.pushed is not None
+
+    def result(self):
+        return self.pushed
+
+
+class Client:
+    """Client whose weights and gradients are counts of updates."""
+
+    def __init__(self, shard):
+        self.shard = shard
+        self.sent = deque()  # pushes that the shard has not applied
+
+    def pull(self, *, exact):
+        assert not self.sent, "a pull while pushes are unanswered"
+        return Pulled(self.shard.applied.copy(), (0,))
+
+    def begin_push(self, gradient, *, want_weights, **options):
+        self.sent.append(InFlight(gradient, want_weights))
+        return self.sent[-1]
+
+
+class Worker(LoopDriver):
+    """A worker's loop in single small steps."""
+
+    def __init__(self, spec, coordinator, shard, name):
+        self.coordinator, self.name = coordinator, name
+        self.shard, self.client = shard, Client(shard)
+        super().__init__(spec, self.client)
+        self.loop = WorkerLoop(self, lambda: 0.0).run()
         self.steps = self.life()
 
     def apply(self):
         """Let the oldest push in flight reach the shard."""
-        if self.sent:
-            task, computed_on, wanted = self.sent.popleft()
-            answer = self.shard.push(self.name, computed_on)
-            self.answers.append((task, answer if wanted else None))
-
-    def taken(self, unanswered):
-        """Take answers until at most ``unanswered`` pushes are unanswered; yields while they are in flight."""
-        finished = []
-        while len(self.sent) + len(self.answers) > unanswered:
-            if self.answers:
-                task, self.held = self.answers.popleft()
-                finished.append(task)
-            yield
-        return finished
+        if self.client.sent:
+            push = self.client.sent.popleft()
+            answer = self.shard.push(self.name, push.computed_on)
+            push.pushed = Pushed(answer if push.wanted else None, (0,), 0, True)
 
     def life(self):
-        finished, epoch = [], 0
+        answer = None
         while True:
-            in_flight = frozenset(sent[0] for sent in (*self.answers, *self.sent))
-            times = dict.fromkeys(finished, TaskTime(0.01 * (1 + 9 * (self.name == "worker-0"))))
-            instruction = self.coordinator.next(
-                self.name, Report(tuple(finished), epoch, in_flight=in_flight, times=times)
-            )
-            yield
-            finished = []
-            if not isinstance(instruction, Work):
-                finished = yield from self.taken(0)
-                if isinstance(instruction, BeginEpoch):
-                    epoch, self.held = instruction.epoch, None
-                continue
-            if instruction.pull:
-                finished = yield from self.taken(0)
-                self.held = None
-            for task in instruction.tasks:
-                if self.held is None:
-                    assert not self.sent, "a pull while pushes are unanswered"
-                    self.held = self.shard.applied.copy()
-                    yield
-                self.sent.append((task.task, self.held, not instruction.no_weights))
+            wanted, *arguments = self.loop.send(answer)
+            while wanted == self.settle and len(self.client.sent) > arguments[0]:
                 yield
-                finished += yield from self.taken(instruction.overlap)
+            answer = wanted(*arguments)
+            yield
+
+    def ask(self, report):
+        return self.coordinator.next(self.name, report)
+
+    def compute(self, task, held):
+        return Step(held.weights, task.samples, {}, 0.01 * (1 + 9 * (self.name == "worker-0")))
+
+    def execute(self, instruction):
+        return Report()
 
 
 def play(seed, workers, bound, overlap, *, kills=0, **overrides):
@@ -112,7 +127,7 @@ def play(seed, workers, bound, overlap, *, kills=0, **overrides):
     def join():
         name = f"worker-{len(speeds)}"
         coordinator.joined(name, len(speeds))
-        running[name], speeds[name] = Worker(coordinator, shard, name, overlap), rng.random() ** 4 + 0.005
+        running[name], speeds[name] = Worker(spec, coordinator, shard, name), rng.random() ** 4 + 0.005
 
     for _ in range(workers):
         join()

@@ -9,8 +9,8 @@ from nfdt_client.options import resolve
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.specs.presets import PRESETS
 from nfdt.planning.forecast import forecast, measured_cluster, recommend
-from nfdt.simulate.costs import costs_of
 from nfdt.simulate.job import SimulatedJob
+from nfdt.simulate.machines import costs_of
 from tests.support.simulated_jobs import BATCH, Kept, X, Y, build, cluster
 
 EPOCH = 8

@@ -3,8 +3,9 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from nfdt.coordinator import Evaluate, Report, Wait, Work
+from nfdt.coordinator import Evaluate, Wait, Work
 from nfdt.coordinator.failover import Reach, Seek, Start
+from nfdt.core.work.instructions import MoveShards
 from nfdt.core.work.tasks import Task
 from tests.support.simulated_cluster import SimulatedCluster, SimulatedWorker
 
@@ -50,38 +51,36 @@ class RestorableWorker(SimulatedWorker):
     """Worker that pushes to two shards; after a restoration it drops its work and its report."""
 
     def __init__(self, cluster, name, index):
-        super().__init__(cluster, name, index)
         self.incarnation = cluster.incarnation
+        super().__init__(cluster, name, index)
+
+    def moved(self):
+        return self.incarnation != self.cluster.incarnation
 
     def ask(self):
-        if self.incarnation != self.cluster.incarnation:
-            self._move()
-        if isinstance(self.instruction, Wait):
-            self._drain()
+        if self.moved():
+            self.instruction = MoveShards("job", self.cluster.incarnation, (), "token")
+            self.do()
         return super().ask()
 
     def do(self):
-        here = self.incarnation == self.cluster.incarnation and not self.cluster.lost
+        here = not self.moved() and not self.cluster.lost
         if here or not isinstance(self.instruction, Work | Evaluate):
             super().do()
         else:
             self.instruction = Wait()  # it cannot be executed without the shards
 
-    def _move(self):
-        """Connect to the restored shards."""
+    def move(self):
         self.incarnation = self.cluster.incarnation
-        self.instruction, self.report, self.in_flight = None, Report(), []
 
-    def _train(self, epoch, tasks, overlap):
-        for task in tasks:
-            for shard in self.cluster.shards:
-                shard.push(AppliedPush(epoch, task))
-        super()._train(epoch, tasks, overlap)
+    def compute(self, task, held):
+        for shard in self.cluster.shards:
+            shard.push(AppliedPush(self.epoch, task))
+        return super().compute(task, held)
 
     def push_half(self):
         """Push the first task of the work that it has been given to one shard of two."""
-        here = self.incarnation == self.cluster.incarnation and not self.cluster.lost
-        if here and isinstance(self.instruction, Work):
+        if not self.moved() and not self.cluster.lost and isinstance(self.instruction, Work):
             self.cluster.shards[0].push(AppliedPush(self.instruction.epoch, self.instruction.tasks[0]))
 
 

@@ -1,6 +1,7 @@
 """Workers, shards and a client in one thread, which execute the coordinator's instructions in any order."""
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 
 import numpy as np
 
@@ -31,6 +32,10 @@ from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
 from nfdt.core.clock import ManualClock
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.core.training.merge import encode_arrays
+from nfdt.core.work.instructions import MoveShards
+from nfdt.transport.base import Pulled, Pushed
+from nfdt.worker.driver import LoopDriver, Step
+from nfdt.worker.loop import WorkerLoop
 
 RULES = [{"rule": "mean", "decay": None}]
 
@@ -52,22 +57,52 @@ def job(
     )
 
 
-class SimulatedWorker:
-    """Worker that executes one instruction at a time; it can be lost between ``ask`` and ``do``."""
+class LatePush:
+    """Push whose answer arrives when it is waited for."""
+
+    arrived = False
+
+    def __init__(self, pushed):
+        self._pushed = pushed
+
+    def result(self):
+        return self._pushed
+
+
+class LateShards:
+    """Client of shards of one weight, which answer no push before somebody waits for it."""
+
+    def pull(self, *, exact):
+        return Pulled(np.zeros(1, np.float32), (0,))
+
+    def begin_push(self, gradient, **options):
+        weights = np.zeros(1, np.float32) if options["want_weights"] else None
+        return LatePush(Pushed(weights, (0,), 0, True))
+
+
+class SimulatedWorker(LoopDriver):
+    """Worker whose loop executes one instruction at a time; it can be lost between ``ask`` and ``do``.
+
+    A test calls ``ask`` when the loop wants it.
+    """
 
     def __init__(self, cluster, name, index):
         self.cluster, self.name, self.index = cluster, name, index
         self.instruction = None
-        self.report = Report()
-        self.epoch = 0
-        self.samples = 0
-        self.steps = 0
-        self.begun = []
-        self.in_flight = []
+        self.epoch, self.samples, self.begun = 0, 0, []
+        self._now = 0.0  # its own clock, which passes as it computes
+        super().__init__(cluster.spec, LateShards())
+        self._loop = WorkerLoop(self, lambda: self._now)
+        self._wants = self._loop.run()
+        _, self.report = next(self._wants)
+
+    @property
+    def in_flight(self):
+        return [task for sent in self.pipeline.in_flight for task, _ in sent]
 
     def ask(self):
         if isinstance(self.instruction, Wait):
-            self._drain()
+            self.do()
         report, self.report = self.report, Report()
         self.instruction = self.cluster.coordinator.next(self.name, report)
         return self.instruction
@@ -75,47 +110,42 @@ class SimulatedWorker:
     def do(self):
         """Execute the instruction; the report is sent with the next call of ``ask``."""
         instruction, self.instruction = self.instruction, None
-        assert isinstance(instruction, Work) or not self.in_flight, "only more work overlaps with pushes"
+        assert isinstance(instruction, Work | Wait | MoveShards) or not self.in_flight, (
+            "only more work overlaps with pushes"
+        )
+        if isinstance(instruction, Leave):
+            return
+        if isinstance(instruction, Work):
+            assert instruction.epoch == self.epoch
+            instruction = replace(instruction, look_ahead=False)
+        wanted, *arguments = self._wants.send(instruction)
+        while wanted != self.ask:
+            wanted, *arguments = self._wants.send(wanted(*arguments))
+        (self.report,) = arguments
+
+    def compute(self, task, held):
+        self.cluster.trained[self.epoch].update(self.cluster.rows(task))
+        self.cluster.pushes.append((self.name, task))
+        self.samples += task.samples
+        time = self.cluster.time_of(self, task)
+        self._now += time.compute_s + time.exchange_s
+        return Step(np.zeros(1, np.float32), task.samples, {"loss": np.float64(self.index)}, time.compute_s)
+
+    def execute(self, instruction):
         match instruction:
-            case BeginEpoch(epoch, untrained, _):
-                self.epoch, self.samples, self.steps = epoch, 0, 0
+            case BeginEpoch(epoch, untrained):
+                self.epoch, self.samples = epoch, 0
                 self.begun.append((epoch, untrained))
-            case Work(epoch, tasks):
-                self._train(epoch, tasks, instruction.overlap)
             case CollectState(epoch):
                 state = encode_arrays([np.array([float(self.index)])])
                 metrics = dump_arrays({"sum/0": np.array(float(self.samples))})
-                self.report = Report(epoch_state=EpochState(epoch, state, metrics, self.steps))
-            case Evaluate(epoch, tasks, _):
+                return Report(epoch_state=EpochState(epoch, state, metrics, self._loop.epoch_steps))
+            case Evaluate(epoch, tasks):
                 metrics = dump_arrays({"sum/0": np.array(float(sum(t.stop - t.start for t in tasks)))})
-                self.report = Report(evaluated=Evaluated(epoch, tuple(t.task for t in tasks), metrics))
+                return Report(evaluated=Evaluated(epoch, tuple(t.task for t in tasks), metrics))
             case Summarise(_, metrics, validation, logs):
-                self.report = Report(summary=self._summary(metrics, validation, logs))
-
-    def _train(self, epoch, tasks, overlap):
-        assert epoch == self.epoch
-        for task in tasks:
-            self.cluster.trained[epoch].update(self.cluster.rows(task))
-            self.cluster.pushes.append((self.name, task))
-            self.samples += task.samples
-            self.steps += 1
-        self.in_flight.extend(tasks)
-        self._finish(max(0, len(self.in_flight) - overlap))
-
-    def _drain(self):
-        if self.in_flight:
-            self._finish(len(self.in_flight))
-
-    def _finish(self, count):
-        """Answer the oldest pushes."""
-        done, self.in_flight = self.in_flight[:count], self.in_flight[count:]
-        self.report = Report(
-            tuple(t.task for t in done),
-            self.epoch,
-            {"loss": float(self.index)},
-            times={t.task: self.cluster.time_of(self, t) for t in done},
-            in_flight=frozenset(t.task for t in self.in_flight),
-        )
+                return Report(summary=self._summary(metrics, validation, logs))
+        return Report()
 
     def _summary(self, metrics, validation, logs):
         seen = float(load_arrays(metrics)["sum/0"]) if metrics else -1.0

@@ -18,7 +18,8 @@ from nfdt.core.work.slot_connection import Patience
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.choice import make_choice
 from nfdt.transport.stream import StreamClient
-from nfdt.worker.movable_client import MovableClient, ShardMoves, ShardsMoved
+from nfdt.worker.movable_client import MovableClient, ShardMoves
+from nfdt.worker.pipeline import ShardsMoved
 from tests.support.shard_cluster import Reference, gradients, rule_spec
 
 HANGS_S = 120.0

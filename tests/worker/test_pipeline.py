@@ -48,13 +48,13 @@ class _Answer:
 GRADIENT = np.zeros(1, np.float32)
 
 
-def steps(pipeline, count):
+def steps(pipeline, overlap, count):
     """Return the tags of the answers taken after each of ``count`` steps."""
     taken = []
     for tag in range(count):
         pipeline.weights()
         pipeline.send(tag, GRADIENT, samples=1)
-        taken.append([tag for tag, _ in pipeline.settle()])
+        taken.append([tag for tag, _ in pipeline.settle(overlap)])
     return taken
 
 
@@ -68,24 +68,24 @@ def steps(pipeline, count):
 )
 def test_answers_that_come_late_are_waited_for_as_late_as_may_be(overlap, taken, computed_on):
     shards = SlowShards()
-    pipeline = Pipeline(shards, overlap)
-    assert steps(pipeline, 4) == taken
+    pipeline = Pipeline(shards)
+    assert steps(pipeline, overlap, 4) == taken
     assert [shards.computed_on[push] for push in (2, 3, 4, 5)] == computed_on
-    assert [tag for tag, _ in pipeline.drain()] == list(range(4 - overlap, 4))
+    assert [tag for tag, _ in pipeline.settle(0)] == list(range(4 - overlap, 4))
     assert shards.pulls == 1
 
 
 def test_an_answer_that_has_arrived_is_used_but_never_that_to_the_push_just_sent():
     shards = SlowShards()
     shards.arrived = set(range(100))
-    assert steps(Pipeline(shards, 2), 4) == [[], [0], [1], [2]]
+    assert steps(Pipeline(shards), 2, 4) == [[], [0], [1], [2]]
 
 
 def test_a_worker_that_forgets_pulls_again():
     shards = SlowShards()
-    pipeline = Pipeline(shards, 1)
-    steps(pipeline, 2)
-    pipeline.drain()
+    pipeline = Pipeline(shards)
+    steps(pipeline, 1, 2)
+    pipeline.settle(0)
     pipeline.forget()
     assert pipeline.weights().sequence == shards.sequence == 4
     assert shards.pulls == 2
@@ -99,10 +99,10 @@ def test_without_overlap_every_bit_is_that_of_one_push_after_the_other():
         cluster = Cluster(Reference(keras.optimizers.SGD(0.05, momentum=0.9)), rule="ddc")
         return InProcessClient(cluster.stores, LAYOUT, "w")
 
-    plain, pipeline = client(), Pipeline(client(), 0)
+    plain, pipeline = client(), Pipeline(client())
     weights = plain.pull().weights
     for step in range(6):
         pipeline.send(step, slope(pipeline.weights().weights), samples=1)
-        pipeline.settle()
+        pipeline.settle(0)
         weights = plain.push(slope(weights), samples=1).weights
         assert np.array_equal(pipeline.weights().weights, weights)

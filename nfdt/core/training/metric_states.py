@@ -16,6 +16,7 @@ Merging is associative: ranks merge their states, and the server merges those of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -90,3 +91,12 @@ def _sum(values: Sequence[Array]) -> Array:
     dtype = values[0].dtype
     wide = np.float64 if dtype.kind == "f" else dtype
     return np.asarray(np.sum(np.stack(values), axis=0, dtype=wide)).astype(dtype)
+
+
+def numbers(logs: Mapping[str, Any]) -> dict[str, float]:
+    """Return those logs of a step that are numbers, or arrays of one, as F1Score of one class."""
+    return {name: _number(value) for name, value in logs.items() if math.prod(value.shape) == 1}
+
+
+def _number(value: Any) -> float:
+    return float(np.asarray(value).reshape(())) if len(value.shape) else float(value)

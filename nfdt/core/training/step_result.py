@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import keras
-import numpy as np
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError, ShapeMismatch
@@ -37,15 +35,6 @@ def own_loss_scale(optimizer: Any) -> dict[str, Any] | None:
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return None
     return {"initial_scale": optimizer.initial_scale, "dynamic_growth_steps": optimizer.dynamic_growth_steps}
-
-
-def numbers(logs: Mapping[str, Any]) -> dict[str, float]:
-    """Return those logs of a step that are numbers, or arrays of one, as F1Score of one class."""
-    return {name: _number(value) for name, value in logs.items() if math.prod(value.shape) == 1}
-
-
-def _number(value: Any) -> float:
-    return float(np.asarray(value).reshape(())) if len(value.shape) else float(value)
 
 
 def flat_logs(logs: Any, method: str, convert: Callable[[str, Any], Any]) -> dict[str, Any]:

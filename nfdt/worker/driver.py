@@ -1,0 +1,112 @@
+"""What the loop of a worker wants of its driver: a method for each, which the loop yields with its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nfdt.core.arrays.layout import Array
+from nfdt.core.specs.job import JobSpec
+from nfdt.core.work import instructions as ins
+from nfdt.core.work.tasks import Task
+from nfdt.transport.base import ParameterClient, Pulled
+from nfdt.worker.pipeline import Pipeline
+
+Want = tuple[Any, ...]
+"""A method of :class:`LoopDriver` and its arguments, to call; the loop is sent the result."""
+
+
+@dataclass(slots=True)
+class Step:
+    """A step of a task.
+
+    Attributes:
+        gradient: Vector to push, shape ``(P,)`` float32, or rows; None: the worker has updated weights of its own.
+        samples: Number of samples.
+        logs: Running logs, name -> 0-d tensor.
+        seconds: Duration of the computation.
+        denominator: Denominator of the loss; 0: the number of samples, infinity: the loss is a sum.
+        due: Without a gradient: whether what the worker's own steps have changed is pushed now.
+    """
+
+    gradient: Any
+    samples: int
+    logs: Mapping[str, Any]
+    seconds: float
+    denominator: float = 0.0
+    due: bool = True
+
+
+class LoopDriver:
+    """Base class of drivers. Methods that are wanted may wait; a driver that cannot block returns generators of them.
+
+    The loop calls the first four itself.
+
+    Args:
+        spec: The job.
+        client: Client of the shards.
+
+    Attributes:
+        spec: The job.
+        pipeline: Weights and pushes in flight, each with its tasks and their samples.
+    """
+
+    def __init__(self, spec: JobSpec, client: ParameterClient) -> None:
+        self.spec = spec
+        self.pipeline: Pipeline[list[tuple[Task, int]]] = Pipeline(client)
+
+    def stopped(self) -> bool:
+        """Return whether the job is over for this worker, also in the middle of an instruction."""
+        return False
+
+    def ending(self) -> bool:
+        """Return whether this worker shall leave the job after the step that it has begun."""
+        return False
+
+    def moved(self) -> bool:
+        """Return whether the shards have been restored elsewhere."""
+        return False
+
+    def rate(self, samples: int, denominator: float) -> float:
+        """Return the factor of the learning rate of a vector of so many samples with this denominator."""
+        return self.spec.rate_of(samples, denominator)
+
+    def ask(self, report: ins.Report) -> Any:
+        """Send a report; return the next instruction."""
+
+    def ask_ahead(self, report: ins.Report) -> Any:
+        """Begin to send a report while a task is computed."""
+
+    def take_ahead(self) -> Any:
+        """Wait for the instruction that was requested ahead; return it, or None unless it is work."""
+
+    def prepare(self, tasks: Sequence[Task]) -> Any:
+        """Read the batches of a lease, which begins with the first of these tasks."""
+
+    def pull(self) -> Any:
+        """Let the pipeline pull weights."""
+        self.pipeline.weights()
+
+    def pull_exactly(self) -> Any:
+        """Let the pipeline pull weights without loss."""
+        self.pipeline.weights(exact=True)
+
+    def compute(self, task: Task, held: Pulled) -> Any:
+        """Compute the gradient of a task on pulled weights; return :class:`Step`."""
+
+    def difference(self, held: Array) -> Any:
+        """Return pulled weights less those after the steps that pushed nothing, shape ``(P,)``."""
+
+    def overlap(self, step: Step, following: Task | None) -> Any:
+        """Use the time in which the push of a step travels: prepare the following task, or that of the next lease."""
+
+    def settle(self, unanswered: int) -> Any:
+        """Wait until at most so many pushes are unanswered; return the replies, as :meth:`Pipeline.settle` does."""
+        return self.pipeline.settle(unanswered)
+
+    def execute(self, instruction: ins.Instruction) -> Any:
+        """Execute an instruction as far as the loop does not; of work, take the untrained state. Return the report."""
+
+    def move(self) -> Any:
+        """Connect to the restored shards, and drop what was requested or prepared before."""

@@ -1,0 +1,288 @@
+"""The loop of a worker: it requests tasks, computes gradients, pushes, pulls and reports.
+
+It has no thread, socket or clock of its own: :meth:`WorkerLoop.run` is a generator that yields what it wants, and is
+sent the answer, as the protocols of h11 and httpx's ``auth_flow`` are. The thread of a real worker
+(:mod:`nfdt.worker.worker`) and the virtual clock (:mod:`nfdt.simulate.worker`) drive it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from nfdt.core.arrays.table_rows import RowVector
+from nfdt.core.training.metric_states import numbers
+from nfdt.core.work import instructions as ins
+from nfdt.core.work.spans import COMPUTE, END_OF_EPOCH, EVALUATE, EXCHANGE, LEASE, LEASES
+from nfdt.core.work.statistics import WorkerStatistics
+from nfdt.core.work.tasks import Task
+from nfdt.worker.driver import LoopDriver, Step, Want
+from nfdt.worker.pipeline import ShardsMoved
+
+
+class TaskTimes:
+    """Times of a worker's tasks, lease after lease; a task may be reported with a later lease than its own.
+
+    Args:
+        clock: Function that returns the worker's time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._tasks: dict[int, tuple[float, float]] = {}
+        self.begin(0.0)
+
+    def begin(self, compute_s: float) -> None:
+        """Begin a lease; ``compute_s`` is the total of computation seconds so far."""
+        self._began = self._at = self._clock()
+        self._computed_s = compute_s
+        self._done = 0
+
+    def spent(self, task: int, compute_s: float) -> None:
+        """Charge the time since the last call to this task; ``compute_s`` is the current total."""
+        now, (computed, rest) = self._clock(), self._tasks.get(task, (0.0, 0.0))
+        more = compute_s - self._computed_s
+        self._tasks[task] = (computed + more, rest + max(0.0, now - self._at - more))
+        self._at, self._computed_s = now, compute_s
+        self._done += 1
+
+    def over(self, budget_s: float) -> bool:
+        """Whether a task of the lease is finished and the budget is spent; 0 is no limit."""
+        return bool(budget_s and self._done) and self._clock() - self._began >= budget_s
+
+    def taken(self, tasks: Iterable[int]) -> dict[int, ins.TaskTime]:
+        """Return the times of these tasks, where there are any, and forget them."""
+        times = {task: ins.TaskTime(*self._tasks.pop(task, (0.0, 0.0))) for task in tasks}
+        return {task: time for task, time in times.items() if time.compute_s + time.exchange_s > 0}
+
+
+class WorkerLoop:
+    """Loop of one worker in one job, until the instruction to leave.
+
+    Args:
+        driver: The driver. The loop begins pushes on its pipeline; all else that waits is wanted.
+        clock: Returns seconds.
+        span: Takes kind, begin, end, number and track of what the worker did; see
+            :meth:`~nfdt.core.work.spans.SpanRing.add`.
+
+    Attributes:
+        statistics: Totals; the driver counts ``wait_s`` and ``first_loss``.
+        epoch_steps: Number of steps since the worker was given an untrained state.
+    """
+
+    def __init__(
+        self,
+        driver: LoopDriver,
+        clock: Callable[[], float],
+        span: Callable[..., object] = lambda *_: None,
+    ) -> None:
+        self._spec, self._driver, self._clock, self._span = driver.spec, driver, clock, span
+        self._pipeline = driver.pipeline
+        self.statistics, self._times = WorkerStatistics(), TaskTimes(clock)
+        self._finished: list[tuple[Task, int]] = []  # not reported yet
+        self._unpushed: list[tuple[Task, int]] = []  # of the steps whose result has not been sent
+        self._asked_ahead = False
+        self._validated: int | None = None  # the epoch whose final weights the pipeline holds, exactly
+        self._epoch = self.epoch_steps = 0
+        self._logs: dict[str, float] = {}
+
+    def run(self) -> Generator[Want, Any, str]:
+        """Yield what the loop wants, and take the answers; return the reason for which it ends.
+
+        A driver throws :class:`ShardsMoved` in place of an answer where the shards are restored meanwhile.
+        """
+        report = ins.Report()
+        while not self._driver.stopped():
+            instruction = yield from self._next(report)
+            answered = self._clock()
+            if isinstance(instruction, ins.Leave):
+                return instruction.reason
+            if self._driver.ending() and not isinstance(instruction, ins.CollectState | ins.MoveShards):
+                if not self._pipeline.in_flight:
+                    return "its process shall end"
+                instruction = ins.Wait()  # take the replies to its pushes and report them
+            report = ins.Report()
+            with contextlib.suppress(ShardsMoved):
+                report = yield from self._execute(instruction)
+            if (kind := _SPAN_OF.get(type(instruction))) is not None:
+                self._span(kind, answered, self._clock(), _number_of(instruction), LEASES)
+            if self._driver.moved():
+                report = yield from self._move()
+        return "the job is over"
+
+    def _next(self, report: ins.Report) -> Generator[Want, Any, ins.Instruction]:
+        instruction: ins.Instruction | None = None
+        if self._asked_ahead:
+            self._asked_ahead = False
+            instruction = yield (self._driver.take_ahead,)
+        if instruction is None or self._driver.ending() or self._driver.moved():
+            instruction = yield self._driver.ask, self._filled(report)
+        return instruction
+
+    def _filled(self, report: ins.Report, *begun: int) -> ins.Report:
+        """Add the finished tasks to a report; ``begun`` are tasks without a push yet."""
+        in_flight = frozenset((*(task.task for sent in self._pipeline.in_flight for task, _ in sent), *begun))
+        samples, self._finished = {task.task: samples for task, samples in self._finished}, []
+        report = replace(report, finished=tuple(samples), samples=samples, times=self._times.taken(samples))
+        return replace(report, epoch=self._epoch, logs=self._logs, in_flight=in_flight)
+
+    def _execute(self, instruction: ins.Instruction) -> Generator[Want, Any, ins.Report]:
+        if isinstance(instruction, ins.Work):
+            yield from self._on_work(instruction)
+            return ins.Report()
+        if isinstance(instruction, ins.MoveShards):
+            return (yield self._driver.execute, instruction)
+        yield from self._settle(0)
+        match instruction:
+            case ins.Wait():
+                return ins.Report()
+            case ins.BeginEpoch():
+                self._epoch, self.epoch_steps, self._logs = instruction.epoch, 0, {}
+                self._pipeline.forget()
+            case ins.CollectState():
+                self._pipeline.forget()  # the weights may be replaced before training continues
+            case ins.Evaluate():
+                if self._validated != instruction.epoch:
+                    self._pipeline.forget()
+                    self._validated = instruction.epoch
+                if not self._pipeline.holds_weights:
+                    yield (self._driver.pull_exactly,)
+        return (yield self._driver.execute, instruction)
+
+    def _move(self) -> Generator[Want, Any, ins.Report]:
+        """Drop everything done with the shards before; return an empty report."""
+        self._pipeline.drop()
+        self._times = TaskTimes(self._clock)
+        self._finished, self._unpushed, self._asked_ahead, self._validated = [], [], False, None
+        yield (self._driver.move,)
+        return ins.Report()
+
+    def _on_work(self, work: ins.Work) -> Generator[Want, Any, None]:
+        logs: Mapping[str, Any] = {}
+        overlap = min(work.overlap, self._spec.algorithm.overlap)
+        if work.untrained:
+            yield self._driver.execute, work
+            self.epoch_steps = 0
+        if work.pull:
+            yield from self._settle(0)
+            self._pipeline.forget()
+        self._times.begin(self.statistics.compute_s)
+        yield self._driver.prepare, work.tasks
+        for task, following in zip(work.tasks, (*work.tasks[1:], None), strict=True):
+            if self._driver.stopped() or self._driver.moved():
+                return  # nothing of this work counts
+            if self._driver.ending() or self._times.over(work.budget_s):
+                break
+            if following is None and work.look_ahead:
+                self._asked_ahead = True
+                yield self._driver.ask_ahead, self._filled(ins.Report(), task.task)
+            step = yield from self._train_on(task, want_weights=not work.no_weights)
+            yield self._driver.overlap, step, following
+            yield from self._settle(overlap)
+            self._times.spent(task.task, self.statistics.compute_s)
+            logs = step.logs
+        if self._unpushed:  # what is reported as finished must be on the shards
+            last, _ = self._unpushed[-1]
+            self._send((yield self._driver.difference, self._pipeline.weights().weights))
+            yield from self._settle(0)
+            self._times.spent(last.task, self.statistics.compute_s)
+        self._logs = numbers(logs)
+
+    def _train_on(self, task: Task, *, want_weights: bool) -> Generator[Want, Any, Step]:
+        """Compute a gradient and send it."""
+        statistics, clock, span = self.statistics, self._clock, self._span
+        began = clock()
+        if not self._pipeline.holds_weights:
+            yield (self._driver.pull,)
+        held = self._pipeline.weights()
+        pulled = clock()
+        step: Step = yield self._driver.compute, task, held
+        computed = clock()
+        self._unpushed.append((task, step.samples))
+        if step.gradient is not None:
+            self._send(step.gradient, step.denominator, step.seconds, want_weights=want_weights)
+        elif step.due:
+            self._send((yield self._driver.difference, held.weights))
+        sent = clock()
+        statistics.compute_s += step.seconds
+        statistics.exchange_s += sent - computed + pulled - began
+        span(EXCHANGE, began, pulled, task.task)
+        span(COMPUTE, pulled, computed, task.task)
+        span(EXCHANGE, computed, sent, task.task)
+        statistics.samples += step.samples
+        statistics.steps += 1
+        self.epoch_steps += 1
+        return step
+
+    def _send(
+        self, vector: Any, denominator: float = 0.0, compute_s: float = 0.0, *, want_weights: bool = True
+    ) -> None:
+        """Push a vector of the tasks that have not been pushed; all of them are finished with the reply."""
+        pushed, self._unpushed = self._unpushed, []
+        task, samples = pushed[-1][0], sum([samples for _, samples in pushed])
+        # A vector that is not finite is pushed as well: all shards drop it and close its round.
+        if self._spec.cluster.shards > 1:
+            vector = _all_or_nothing(vector)
+        self._pipeline.send(
+            pushed,
+            vector,
+            samples=samples,
+            round=task.round,
+            part=task.part,
+            parts=max(task.parts, 1),
+            tasks=[each.task for each, _ in pushed],
+            tickets=b"".join([each.ticket for each, _ in pushed]),
+            rate=self._driver.rate(samples, denominator),
+            denominator=denominator,
+            want_weights=want_weights and task.parts <= 1,
+            compute_s=compute_s,
+        )
+        self.statistics.batch_sizes[samples] += 1
+
+    def _settle(self, unanswered: int) -> Generator[Want, Any, None]:
+        """Take replies of the shards; no computation hides the time spent here."""
+        began = self._clock()
+        for sent, pushed in (yield self._driver.settle, unanswered):
+            self.statistics.staleness[pushed.staleness] += 1
+            self.statistics.dropped += not pushed.applied
+            self._finished += sent
+        ended = self._clock()
+        self.statistics.exchange_s += ended - began
+        self._span(EXCHANGE, began, ended)
+
+
+_SPAN_OF: Mapping[type, int] = MappingProxyType(
+    {ins.Work: LEASE, ins.Evaluate: EVALUATE, ins.CollectState: END_OF_EPOCH, ins.BeginEpoch: END_OF_EPOCH}
+)
+
+
+def _number_of(instruction: ins.Instruction) -> int:
+    """Return the number that the trace shows with an instruction: the tasks of a lease, or an epoch."""
+    return len(instruction.tasks) if isinstance(instruction, ins.Work) else getattr(instruction, "epoch", 0)
+
+
+def _all_or_nothing(vector: Any) -> Any:
+    """Return the vector, or one that every shard drops if a part of it is not finite."""
+    if isinstance(vector, RowVector):
+        return vector if vector.finite else vector.filled_with_nan()
+    return vector if np.isfinite(vector).all() else np.full_like(vector, np.nan)
+
+
+def drive(loop: Generator[Want, Any, str]) -> str:
+    """Run a loop whose driver waits in this thread; return the reason for which it ends."""
+    resume: Callable[[Any], Want] = loop.send
+    answer: Any = None
+    while True:
+        try:
+            wanted, *arguments = resume(answer)
+        except StopIteration as end:
+            return str(end.value)
+        try:
+            resume, answer = loop.send, wanted(*arguments)
+        except ShardsMoved as moved:
+            resume, answer = loop.throw, moved
