@@ -5,33 +5,33 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from nfdt.core.errors import JobCancelled, ServerUnreachable, UsageError
 from nfdt.core.events import MAX_LOGS_BYTES
 from nfdt.core.wire import jobs_pb2
-from nfdt.jobserver.job_context import ActiveTraining, JobContext
+from nfdt.jobserver.job_core import ActiveTraining, JobCore
 
 
 class ClientRequests:
     """Handler of client requests, each on its own thread.
 
     Args:
-        context: Parts of the job.
+        core: Core of the job.
     """
 
-    def __init__(self, context: JobContext) -> None:
-        self._context = context
+    def __init__(self, core: JobCore) -> None:
+        self._core, self._parts, self._mailbox = core, core.parts, core.parts.mailbox
 
     def watching(self, change: int, session: str) -> None:
         """Add ``change`` to the number of clients that watch the job; see :meth:`ClientControl.watch`."""
-        with self._context.changed:
-            self._context.control.watch(change, self._context.clock.now(), session)
+        now = self._parts.server.clock.now()
+        self._mailbox.handle(lambda: self._core.control.watch(change, now, session))
 
     def check_free(self, session: str) -> None:
         """Raise JobTaken if the client of another session is attached to the job."""
-        with self._context.changed:
-            self._context.control.check_free(session)
+        self._mailbox.read(lambda: self._core.control.check_free(session))
 
     def control(self, request: jobs_pb2.ControlRequest) -> None:
         """Execute an action of a client.
@@ -39,37 +39,40 @@ class ClientRequests:
         Raises:
             UsageError: The action is not possible now.
         """
-        context = self._context
-        with context.changed:
-            self._note(request)
-            context.changed.notify_all()
-            training = None if context.ended else context.training
+        training = self._mailbox.handle(lambda: self._note(request))
         if request.HasField("set_learning_rate") and training is not None:
-            context.set_learning_rate(training, request.set_learning_rate.value)
+            self._core.set_learning_rate(training, request.set_learning_rate.value)
         if request.HasField("set_weights"):
             self._set_weights(request.set_weights.artifact)
 
-    def _note(self, request: jobs_pb2.ControlRequest) -> None:
-        control = self._context.control
+    def _note(self, request: jobs_pb2.ControlRequest) -> ActiveTraining | None:
+        control = self._core.control
         match request.WhichOneof("action"):
             case "cancel":
-                self._context.termination.end(JobCancelled(request.cancel.reason or "somebody cancelled it"))
+                self._mailbox.end(JobCancelled(request.cancel.reason or "somebody cancelled it"))
             case "proceed":
                 control.permit(request.proceed.epoch, request.proceed.until or None)
             case "stop_training":
                 control.stop_training = True
             case "validated":
-                self._context.job_log.record("validated", _validated(request.validated))
+                self._parts.job_log.record("validated", _validated(request.validated))
             case "set_learning_rate":
                 control.set_learning_rate(request.set_learning_rate.value)
+        return None if self._core.ended else self._core.training
 
     def _set_weights(self, artifact: str) -> None:
-        with self._context.changed:
-            if self._context.training is None and not self._context.ended:
-                self._context.control.weights = artifact
-                return
-        with self._reading("weights can be set", standing=True) as training:
-            self._context.replace_state(training, artifact)
+        def keep() -> bool:
+            if waits := self._waits_for_shards:
+                self._core.control.weights = artifact
+            return waits
+
+        if not self._mailbox.handle(keep):
+            with self._reading("weights can be set", standing=True) as training:
+                self._core.replace(training, artifact)
+
+    @property
+    def _waits_for_shards(self) -> bool:
+        return self._core.training is None and not self._core.ended
 
     def snapshot(self) -> jobs_pb2.SnapshotReply:
         """Return the state: the initial one before training, between epochs that of the last epoch's end.
@@ -80,18 +83,23 @@ class ClientRequests:
             ServerUnreachable: The job has ended, or is about to run again.
             NotStored: The disk is full; if training stands still, it was for too long.
         """
-        context = self._context
-        with context.changed:
-            if context.training is None and not context.ended:
-                return jobs_pb2.SnapshotReply(artifact=context.manifest.state, epochs=context.spec.fit.initial_epoch)
+        core = self._core
+        if self._mailbox.read(lambda: self._waits_for_shards):
+            return jobs_pb2.SnapshotReply(artifact=core.manifest.state, epochs=core.spec.fit.initial_epoch)
         with self._reading("a snapshot can be taken", standing=False) as training:
-            with context.changed:
-                passing, epochs = not training.between_epochs, training.coordinator.epochs_ended
-                steps, standing = training.coordinator.steps_finished, self._is_standing(training)
-            moment = object() if passing else epochs
-            artifact = context.store_state(training, moment) if standing else training.composer.compose(moment)
+            coordinator = training.coordinator
+            passing, standing, epochs, steps = self._mailbox.read(
+                lambda: (
+                    not training.between_epochs,
+                    self._is_standing(training),
+                    coordinator.epochs_ended,
+                    coordinator.steps_finished,
+                )
+            )
+            compose = partial(training.composer.compose, object() if passing else epochs)
+            artifact = self._parts.store(compose) if standing else compose()
         if passing:
-            context.job_log.passing(artifact)
+            self._parts.job_log.passing(artifact)
         return jobs_pb2.SnapshotReply(artifact=artifact, epochs=epochs, steps=steps)
 
     def _is_standing(self, training: ActiveTraining) -> bool:
@@ -100,22 +108,27 @@ class ClientRequests:
     @contextmanager
     def _reading(self, what: str, *, standing: bool) -> Iterator[ActiveTraining]:
         """Prevent epochs from beginning inside the block; ``standing``: require that none is running either."""
-        context = self._context
-        with context.changed:
-            if context.ended:
-                raise ServerUnreachable(f"Job {context.job_id} has ended, or is about to run again.")
-            training = context.training
+        core, job_id = self._core, self._parts.job_id
+
+        def begin() -> ActiveTraining:
+            if core.ended:
+                raise ServerUnreachable(f"Job {job_id} has ended, or is about to run again.")
+            training = core.training
             if training is None or (standing and not self._is_standing(training)):
                 phase = training.coordinator.phase if training is not None else "start"
                 when = "between two epochs, or while one stands still" if standing else "once it trains"
-                raise UsageError(f"Job {context.job_id}: {what} {when}. Received: in phase {phase}.")
-            context.readers += 1
+                raise UsageError(f"Job {job_id}: {what} {when}. Received: in phase {phase}.")
+            core.readers += 1
+            return training
+
+        def end() -> None:
+            core.readers -= 1
+
+        training = self._mailbox.handle(begin)
         try:
             yield training
         finally:
-            with context.changed:
-                context.readers -= 1
-                context.changed.notify_all()
+            self._mailbox.handle(end)
 
 
 def _validated(message: jobs_pb2.Validated) -> dict[str, Any]:

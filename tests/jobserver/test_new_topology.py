@@ -42,7 +42,7 @@ class PairsTopology(Topology):
             raise JobFailed("The pairs did not come up.")
 
     def replace_lost(self, coordinator, now):
-        if not self.context.slots.living():
+        if not self.parts.slots.living():
             coordinator.fail("All pairs are gone.")
 
     def share(self, worker):

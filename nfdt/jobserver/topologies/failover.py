@@ -1,4 +1,4 @@
-"""Failover of an elastic ring's leader, the rank that is registered at this server, and the thread of any failover.
+"""Failover of an elastic ring's leader, the rank that is registered at this server, and the carrier of any failover.
 
 For the coordinator the ring is one worker and one shard, whichever rank is the leader.
 So a lost leader is no lost worker: calls to the shard wait for the next leader, which gets the last instruction again.
@@ -6,18 +6,18 @@ So a lost leader is no lost worker: calls to the shard wait for the next leader,
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.failover import Fail, FailoverMachine, Reach, Resume, Seek, Stalled, Start
 from nfdt.core.errors import JobFailed, ServerUnreachable
+from nfdt.jobserver.job_parts import JobParts
 from nfdt.jobserver.job_slot import JobSlot
 from nfdt.jobserver.moving_shards import MovingShards
-from nfdt.jobserver.outcome import PartLost, explained
+from nfdt.jobserver.outcome import PartLost
 from nfdt.jobserver.shard_clients import ShardClients
-from nfdt.jobserver.topologies.context import TopologyContext
 from nfdt.launch.ring import Ring
 
 FAILOVER_S = 60.0  # time for a new leader in addition to the ring's own time limit
@@ -25,12 +25,12 @@ FAILOVER_POLL_S = 0.2  # interval of checks for successors
 
 
 class Failover(ABC):
-    """Carrier of a :class:`FailoverMachine`: a thread for each series of losses, which replaces lost positions.
+    """Carrier of a :class:`FailoverMachine`: a timer for each series of losses, which replaces lost positions.
 
-    "Locked" in a docstring means that the caller holds ``context.changed``.
+    Only messages call it. Successors are called on a thread, which brings their answer as a message.
 
     Args:
-        context: Parts of the job.
+        parts: Parts of the job.
         coordinator: Coordinator of the job.
         connect: Function that creates the client of the shards at their current addresses.
 
@@ -41,97 +41,94 @@ class Failover(ABC):
     _machine: FailoverMachine
     shards: MovingShards
 
-    def __init__(self, context: TopologyContext, coordinator: Coordinator, connect: Callable[[], ShardClients]) -> None:
-        self._context, self._slots, self._changed = context, context.slots, context.changed
+    def __init__(self, parts: JobParts, coordinator: Coordinator, connect: Callable[[], ShardClients]) -> None:
+        self._parts, self._slots, self._mailbox = parts, parts.slots, parts.mailbox
         self._coordinator, self._connect = coordinator, connect
 
     @property
     def running(self) -> bool:
-        """Whether parts are lost and not restored yet; locked."""
+        """Whether parts are lost and not restored yet."""
         return self._machine.restoring
 
     def lose(self, lost: JobSlot, how: str) -> None:
-        """Replace the process of a position in the background; locked."""
+        """Replace the process of a position."""
         lost.failing_over, lost.address = True, ""
         match self._machine.lost(lost.name, how):
             case Seek():
-                threading.Thread(target=self._run, name=f"failover of {self._context.job_id}", daemon=True).start()
+                self._mailbox.add_timer(self._look)
             case Fail(reason):
-                self._context.fail(PartLost(reason))
+                self._mailbox.end(PartLost(reason))
 
     def close(self) -> None:
-        """End the failover of the job; locked."""
+        """End the failover of the job."""
         self._machine.close()
 
-    def _run(self) -> None:
+    def _look(self) -> float | None:
+        """Report to the state machine until it serves again, and do what it answers; a timer."""
         try:
-            while self._proceed():
-                pass
+            while self._machine.stage in ("placing", "starting"):
+                self._mailbox.check()
+                self._parts.job_log.retry()
+                match self._machine.checked(self._missing()):
+                    case Start(attempt):
+                        self._mailbox.handle(partial(self._start, attempt))
+                    case Reach(attempt):
+                        self._mailbox.start(partial(self._reach, attempt), f"failover of {self._parts.job_id}")
+                    case Stalled(missing, seconds):
+                        self._parts.job_log.stalled(list(missing), seconds)
+                    case Fail(reason):
+                        raise JobFailed(reason)
+                    case None:
+                        break
+        except Exception as error:  # the job waits for the successors
+            self._give_up(error)
+        return FAILOVER_POLL_S if self.running else None
+
+    def _reach(self, attempt: int) -> None:
+        """Connect to successors, and repeat what only the memory of the lost ones held; a slow call."""
+        try:
+            current, answered = self._connect(), True
+            try:
+                self.shards.repeat(current, fresh=self._mailbox.read(lambda: self._coordinator.fresh))
+                self.shards.replace(current)
+            except ServerUnreachable:  # lost again: the end is about to be reported
+                current.close()
+                answered = False
+            self._mailbox.handle(lambda: self._called(attempt, answered=answered))
         except Exception as error:  # the job waits for this thread
-            reason = self._reason(error)
-            with self._changed:
-                self._machine.close()
-                self._context.fail(reason)
-            self.shards.close()
+            self._give_up(error)
 
-    def _proceed(self) -> bool:
-        """Report to the state machine, and do what it answers; return whether parts are still lost."""
-        with self._changed:
-            if not self.running:
-                return False
-            self._context.check()
-            self._context.job_log.retry()
-            effect = self._machine.checked(self._missing())
-            match effect:
-                case Start(attempt):
-                    self._start(attempt)
-                case Stalled(missing, seconds):
-                    self._context.job_log.stalled(list(missing), seconds)
-                case Fail(reason):
-                    raise JobFailed(reason)
-                case None:
-                    self._changed.wait(FAILOVER_POLL_S)
-        return not isinstance(effect, Reach) or self._connected(effect.attempt)
+    def _called(self, attempt: int, *, answered: bool) -> None:
+        if (resume := self._machine.called(attempt, answered=answered)) is not None:
+            self._resume(resume)
 
-    def _connected(self, attempt: int) -> bool:
-        """Connect to successors, and repeat what only the memory of the lost ones held; see :meth:`_proceed`."""
-        current, answered = self._connect(), True
-        with self._changed:
-            fresh = self._coordinator.fresh
-        try:
-            self.shards.repeat(current, fresh=fresh)
-            self.shards.replace(current)
-        except ServerUnreachable:  # lost again: the end is about to be reported
-            current.close()
-            answered = False
-        with self._changed:
-            if (resume := self._machine.called(attempt, answered=answered)) is not None:
-                self._resume(resume)
-                self._changed.notify_all()
-            return self.running  # before the lock is free: the next loss gets a thread of its own
+    def _give_up(self, error: Exception) -> None:
+        self._mailbox.handle(self._machine.close)
+        self._mailbox.end(self._reason(error))
+        self.shards.close()
 
     @abstractmethod
     def _missing(self) -> Sequence[str]:
-        """Place lost positions, or look at those that start; return what is missing; locked."""
+        """Place lost positions, or look at those that start; return what is missing."""
 
     @abstractmethod
     def _start(self, attempt: int) -> None:
-        """Start the successors; locked."""
+        """Start the successors."""
 
     @abstractmethod
     def _resume(self, resume: Resume) -> None:
-        """Let the workers go on; locked."""
+        """Let the workers go on."""
 
-    @abstractmethod
     def _reason(self, error: Exception) -> BaseException:
         """Return the reason for the end of the job."""
+        return error
 
 
 class LeaderFailover(Failover):
     """Failover to the next leader of one job's ring, which takes the positions of the shard and the worker.
 
     Args:
-        context: Parts of the job.
+        parts: Parts of the job.
         coordinator: Coordinator of the job.
         ring: The ring.
         connect: Function that creates the client of the shard at its current address.
@@ -140,7 +137,7 @@ class LeaderFailover(Failover):
 
     def __init__(
         self,
-        context: TopologyContext,
+        parts: JobParts,
         coordinator: Coordinator,
         ring: Ring,
         connect: Callable[[], ShardClients],
@@ -150,8 +147,8 @@ class LeaderFailover(Failover):
             f"The rank that spoke for the ring is gone. Expected: another one within {deadline_s:.0f} s. "
             f"Received: none; see {ring.log}. Submit the job again."
         )
-        super().__init__(context, coordinator, connect)
-        self._machine = FailoverMachine(context.server.clock, deadline_s, too_late)
+        super().__init__(parts, coordinator, connect)
+        self._machine = FailoverMachine(parts.server.clock, deadline_s, too_late)
         self.shards = MovingShards(connect(), deadline_s, "rank of the ring", repeats_writes=True)
         self._ring = ring
 
@@ -174,6 +171,3 @@ class LeaderFailover(Failover):
         worker = self._positions()[1]
         self._slots.start_worker(worker, 1)
         self._coordinator.resumed(worker.name, dict(worker.details))
-
-    def _reason(self, error: Exception) -> BaseException:
-        return explained(self._ring, error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nfdt.coordinator.coordinator import Coordinator
-from nfdt.jobserver.topologies.context import TopologyContext
+from nfdt.jobserver.job_parts import JobParts
 
 ALONE_S = 20.0  # time without workers after which a job fails that no worker can join
 
@@ -12,13 +12,13 @@ class WorkerReplacement:
     """Replacement of lost or missing workers by free slots.
 
     Args:
-        context: Parts of the job.
+        parts: Parts of the job.
         wanted: Number of workers.
         patience_s: Time without workers after which the job fails though others may still register.
     """
 
-    def __init__(self, context: TopologyContext, wanted: int, patience_s: float = ALONE_S) -> None:
-        self._server, self._slots, self._job_log = context.server, context.slots, context.job_log
+    def __init__(self, parts: JobParts, wanted: int, patience_s: float = ALONE_S) -> None:
+        self._server, self._slots, self._job_log = parts.server, parts.slots, parts.job_log
         self._wanted, self._patience_s = wanted, patience_s
         self._alone_since: float | None = None
         self._reported_launch_failure = False
