@@ -13,8 +13,7 @@ from nfdt.core.jobs.runner import JobMeasures
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.client_control import ClientControl
-from nfdt.jobserver.client_feed import ClientFeed
-from nfdt.jobserver.client_requests import ClientRequests
+from nfdt.jobserver.client_requests import ClientFeed, ClientRequests
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job_core import ActiveTraining, JobCore, make_core
 from nfdt.jobserver.job_slot import ShardState

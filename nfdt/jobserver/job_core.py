@@ -15,17 +15,16 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.artifacts import artifact_names
 from nfdt.jobserver.client_control import ClientControl
 from nfdt.jobserver.context import ServerContext
-from nfdt.jobserver.job_log import JobLog
+from nfdt.jobserver.job_log import JobLog, SlotNotes
 from nfdt.jobserver.job_parts import JobParts
 from nfdt.jobserver.job_slots import JobSlots
 from nfdt.jobserver.mailbox import Mailbox
 from nfdt.jobserver.pool_slot import PoolSlot, SlotListener, SlotMessageKind
 from nfdt.jobserver.ring_makers import make_rings
 from nfdt.jobserver.shard_clients import ShardClients
-from nfdt.jobserver.slot_notes import SlotNotes
 from nfdt.jobserver.snapshots import StateComposer
+from nfdt.jobserver.topologies import topology_class
 from nfdt.jobserver.topologies.base import Topology
-from nfdt.jobserver.topologies.registry import topology_class
 from nfdt.jobserver.topologies.shard_recovery import ShardRecovery
 
 

@@ -9,8 +9,7 @@ from nfdt.coordinator.effect_queue import STALL_AFTER_S
 from nfdt.coordinator.progress import StallWatch
 from nfdt.core.errors import JobFailed, NotStored
 from nfdt.jobserver.context import ServerContext
-from nfdt.jobserver.full_disk import LIMIT_S, PAUSE_S, DiskPatience
-from nfdt.jobserver.job_log import JobLog
+from nfdt.jobserver.job_log import LIMIT_S, PAUSE_S, DiskPatience, JobLog
 from nfdt.jobserver.job_slots import JobSlots
 from nfdt.jobserver.mailbox import Mailbox
 from nfdt.launch.ring import RingMaker

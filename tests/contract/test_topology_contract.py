@@ -17,10 +17,10 @@ from nfdt.jobserver.job_parts import JobParts
 from nfdt.jobserver.job_slot import JobSlot
 from nfdt.jobserver.job_slots import JobSlots
 from nfdt.jobserver.mailbox import Mailbox
-from nfdt.jobserver.need import SlotNeed
 from nfdt.jobserver.slot_pool import SlotPool
+from nfdt.jobserver.topologies import TOPOLOGIES, topology_class
 from nfdt.jobserver.topologies.base import Topology
-from nfdt.jobserver.topologies.registry import TOPOLOGIES, topology_class
+from nfdt.jobserver.topologies.slot_supply import SlotNeed
 
 WORKERS, BATCH = 4, 32
 HOOKS = [name for name, _ in inspect.getmembers(Topology, inspect.isfunction) if not name.startswith("_")]

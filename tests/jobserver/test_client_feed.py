@@ -8,7 +8,7 @@ import pytest
 from nfdt.core.clock import SystemClock
 from nfdt.core.errors import JobFailed, ProtocolError
 from nfdt.core.jobs.feed import StreamedBatch
-from nfdt.jobserver.client_feed import ClientFeed
+from nfdt.jobserver.client_requests import ClientFeed
 from nfdt.jobserver.mailbox import Mailbox
 from tests.support.simulated_cluster import SimulatedCluster, job
 
@@ -204,7 +204,7 @@ def test_nobody_waits_for_room_in_vain(end, fed, narrow):
 
 
 def test_without_room_for_long_a_batch_is_taken_all_the_same(fed, narrow, monkeypatch):
-    monkeypatch.setattr("nfdt.jobserver.client_feed.FULL_S", 0.0)
+    monkeypatch.setattr("nfdt.jobserver.client_requests.FULL_S", 0.0)
     fed.offer(large(0))
     fed.feed.await_room(fed.client, 0, 6)
     assert not fed.cluster.coordinator.has_room(0, 6)

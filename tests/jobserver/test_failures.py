@@ -116,7 +116,7 @@ def test_all_workers_gone_fails_the_job_with_the_reason(start, cluster, gate):
 
 
 def test_a_job_whose_workers_may_be_replaced_no_more_does_not_wait_for_ever(start, cluster, gate, monkeypatch):
-    monkeypatch.setattr("nfdt.jobserver.topologies.replacement.ALONE_S", 0.0)
+    monkeypatch.setattr("nfdt.jobserver.topologies.slot_supply.ALONE_S", 0.0)
     monkeypatch.setattr("nfdt.jobserver.job_slots.SPARE_JOINS", -2)  # of one worker: no other may take over
     client = start(shards=1)
     (victim,) = cluster.add("worker", on_task=gate)

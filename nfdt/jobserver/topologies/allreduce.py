@@ -12,14 +12,12 @@ from nfdt.core.specs.job import JobSpec
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job_parts import JobParts
 from nfdt.jobserver.job_slot import JobSlot
-from nfdt.jobserver.need import SlotNeed
 from nfdt.jobserver.outcome import explained
+from nfdt.jobserver.ring_makers import admit_rings
 from nfdt.jobserver.shard_clients import ShardClients
 from nfdt.jobserver.topologies.base import Topology
 from nfdt.jobserver.topologies.failover import FAILOVER_S, LeaderFailover
-from nfdt.jobserver.topologies.replacement import WorkerReplacement
-from nfdt.jobserver.topologies.ring_admission import admit_rings
-from nfdt.jobserver.topologies.slot_supply import check_supply, launch_workers
+from nfdt.jobserver.topologies.slot_supply import SlotNeed, WorkerReplacement, check_supply, launch_workers
 from nfdt.launch.horovod_command import RingShape
 from nfdt.launch.ring import Ring, RingMaker
 

@@ -1,9 +1,10 @@
-"""Protocol of a topology: start, connection, replacement and configuration of one job's workers."""
+"""Base class of topologies: start, connection, replacement and configuration of one job's workers."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.topology_view import TopologyView
@@ -12,13 +13,13 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job_parts import JobParts
 from nfdt.jobserver.job_slot import JobSlot
-from nfdt.jobserver.need import SlotNeed
 from nfdt.jobserver.shard_clients import ShardClients
 from nfdt.jobserver.topologies.shard_recovery import ShardRecovery
+from nfdt.jobserver.topologies.slot_supply import SlotNeed
 from nfdt.schedulers.group_shares import FixedSizes
 
 
-class Topology(Protocol):
+class Topology(ABC):
     """Topology that runs the workers of one job. Subclasses override the hooks that they need.
 
     The job calls :meth:`start` until its slots are registered, then :meth:`form`, :meth:`connect` and
@@ -54,19 +55,20 @@ class Topology(Protocol):
 
     # ---- start
 
+    @abstractmethod
     def start(self, shards: int) -> None:
         """Start processes for ``shards`` shards and for the workers in the background; can be called again.
 
         Raises:
             JobFailed: A process has ended that cannot be replaced.
         """
-        ...
 
     @property
     def awaited_slots(self) -> int:
         """Number of worker slots for ranks that the job waits for before its leaders can register; 0 for none."""
         return 0
 
+    @abstractmethod
     def give_up(self, short: Sequence[SlotNeed], *, late: bool) -> None:
         """End a job that cannot get its slots.
 
@@ -77,7 +79,6 @@ class Topology(Protocol):
         Raises:
             JobFailed: No more slots can be expected.
         """
-        ...
 
     def form(self) -> None:
         """Start the parts that are required before training."""
@@ -105,9 +106,9 @@ class Topology(Protocol):
         """Copy new messages of launched processes into the job's log."""
         return None
 
+    @abstractmethod
     def replace_lost(self, coordinator: Coordinator, now: float) -> None:
         """Replace lost workers, or fail the job when none is left; called once a second."""
-        ...
 
     def lost(self, job_slot: JobSlot, how: str) -> bool:
         """Handle the end of a slot's process, with its reason.

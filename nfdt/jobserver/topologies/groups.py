@@ -11,12 +11,11 @@ from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job_parts import JobParts
-from nfdt.jobserver.need import SlotNeed
+from nfdt.jobserver.ring_makers import admit_rings
 from nfdt.jobserver.shard_clients import ShardClients
 from nfdt.jobserver.topologies.base import Topology
 from nfdt.jobserver.topologies.group_slots import GroupSlots
-from nfdt.jobserver.topologies.ring_admission import admit_rings
-from nfdt.jobserver.topologies.slot_supply import check_supply, launch_shards, launch_workers
+from nfdt.jobserver.topologies.slot_supply import SlotNeed, check_supply, launch_shards, launch_workers
 from nfdt.schedulers.group_shares import FixedSizes
 
 
