@@ -15,16 +15,14 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.client_control import ClientControl
 from nfdt.jobserver.client_requests import ClientFeed, ClientRequests
 from nfdt.jobserver.context import ServerContext
-from nfdt.jobserver.job_core import ActiveTraining, JobCore, make_core
+from nfdt.jobserver.job_core import ActiveTraining, JobCore, StateComposer, make_core, merger_of
 from nfdt.jobserver.job_slot import ShardState
 from nfdt.jobserver.mailbox import ServerStopping
 from nfdt.jobserver.outcome import JobOutcome, PartLost, outcome_of
 from nfdt.jobserver.pool_slot import PoolSlot, SlotMessageKind
 from nfdt.jobserver.shard_clients import ShardClients, connect_shards
-from nfdt.jobserver.slot_events import SlotEvents
-from nfdt.jobserver.snapshots import StateComposer, merger_of
 from nfdt.jobserver.training_loop import TrainingLoop
-from nfdt.jobserver.worker_calls import WorkerCalls
+from nfdt.jobserver.worker_calls import SlotEvents, WorkerCalls
 
 _log = logging.getLogger(__name__)
 

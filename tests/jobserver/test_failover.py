@@ -11,7 +11,7 @@ import pytest
 from nfdt.core.clock import SystemClock
 from nfdt.core.errors import JobCancelled, JobFailed, ServerUnreachable
 from nfdt.jobserver.job_slot import JobSlot
-from nfdt.jobserver.topologies.failover import LeaderFailover
+from nfdt.jobserver.topologies.allreduce import LeaderFailover
 from tests.support.served_mailbox import DEADLINE_S, ServedMailbox
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from nfdt.coordinator.coordinator import Coordinator
+from nfdt.coordinator.failover import FailoverMachine, Resume
 from nfdt.coordinator.topology_view import ALLREDUCE, TopologyView
 from nfdt.core.errors import JobFailed
 from nfdt.core.specs.job import JobSpec
@@ -16,10 +17,12 @@ from nfdt.jobserver.outcome import explained
 from nfdt.jobserver.ring_makers import admit_rings
 from nfdt.jobserver.shard_clients import ShardClients
 from nfdt.jobserver.topologies.base import Topology
-from nfdt.jobserver.topologies.failover import FAILOVER_S, LeaderFailover
+from nfdt.jobserver.topologies.failover import Failover, MovingShards
 from nfdt.jobserver.topologies.slot_supply import SlotNeed, WorkerReplacement, check_supply, launch_workers
 from nfdt.launch.horovod_command import RingShape
 from nfdt.launch.ring import Ring, RingMaker
+
+FAILOVER_S = 60.0  # time for a new leader in addition to the ring's own time limit
 
 
 class AllreduceTopology(Topology):
@@ -117,3 +120,55 @@ class AllreduceTopology(Topology):
         if self._failover is not None:
             self._failover.close()
             self._failover.shards.close()
+
+
+class LeaderFailover(Failover):
+    """Failover to the next leader of one job's ring, which takes the positions of the shard and the worker.
+
+    For the coordinator the ring is one worker and one shard, whichever rank is the leader. So a lost leader is no lost
+    worker: calls to the shard wait for the next leader, which gets the last instruction again.
+
+    Args:
+        parts: Parts of the job.
+        coordinator: Coordinator of the job.
+        ring: The ring.
+        connect: Function that creates the client of the shard at its current address.
+        deadline_s: Time limit of a failover, in seconds.
+    """
+
+    def __init__(
+        self,
+        parts: JobParts,
+        coordinator: Coordinator,
+        ring: Ring,
+        connect: Callable[[], ShardClients],
+        deadline_s: float,
+    ) -> None:
+        too_late = (
+            f"The rank that spoke for the ring is gone. Expected: another one within {deadline_s:.0f} s. "
+            f"Received: none; see {ring.log}. Submit the job again."
+        )
+        super().__init__(parts, coordinator, connect)
+        self._machine = FailoverMachine(parts.server.clock, deadline_s, too_late)
+        self.shards = MovingShards(connect(), deadline_s, "rank of the ring", repeats_writes=True)
+        self._ring = ring
+
+    def _positions(self) -> list[JobSlot]:
+        return [*self._slots.shards, *self._slots.living()]
+
+    def _missing(self) -> Sequence[str]:
+        shard, worker = self._positions()
+        there = bool(shard.address)
+        if self._machine.stage == "placing":
+            there = shard.failing_over and worker.failing_over and self._slots.take_over(shard, worker)
+        if not there and (failure := self._ring.failure):
+            raise JobFailed(failure)
+        return [] if there else ["the next leader"]
+
+    def _start(self, attempt: int) -> None:
+        self._slots.start_shard(self._positions()[0])
+
+    def _resume(self, resume: Resume) -> None:
+        worker = self._positions()[1]
+        self._slots.start_worker(worker, 1)
+        self._coordinator.resumed(worker.name, dict(worker.details))

@@ -1,27 +1,134 @@
-"""Failover of an elastic ring's leader, the rank that is registered at this server, and the carrier of any failover.
-
-For the coordinator the ring is one worker and one shard, whichever rank is the leader.
-So a lost leader is no lost worker: calls to the shard wait for the next leader, which gets the last instruction again.
-"""
+"""Carrier of a failover of the processes that hold a job's weights, and the client of the shards that survives it."""
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any, TypeVar
 
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.failover import Fail, FailoverMachine, Reach, Resume, Seek, Stalled, Start
 from nfdt.core.errors import JobFailed, ServerUnreachable
+from nfdt.core.program.state import State
 from nfdt.jobserver.job_parts import JobParts
 from nfdt.jobserver.job_slot import JobSlot
-from nfdt.jobserver.moving_shards import MovingShards
 from nfdt.jobserver.outcome import PartLost
-from nfdt.jobserver.shard_clients import ShardClients
-from nfdt.launch.ring import Ring
+from nfdt.jobserver.shard_clients import ShardClients, ShardSnapshot
 
-FAILOVER_S = 60.0  # time for a new leader in addition to the ring's own time limit
+_log = logging.getLogger(__name__)
+
+ShardReply = TypeVar("ShardReply")
+RETRY_S = 1.0  # time for successors, before a call that failed is repeated with the same shards
 FAILOVER_POLL_S = 0.2  # interval of checks for successors
+
+
+class MovingShards:
+    """Client of shards that are replaced while the job runs: a call that fails is repeated, also with their successors.
+
+    It is a :class:`~nfdt.jobserver.shard_clients.ShardClients`.
+
+    Args:
+        current: Client of the first shards.
+        deadline_s: Time limit for periods without an answer, in seconds.
+        what: What does not answer after that time, for the error.
+        repeats_writes: Whether successors lack what was written since the end of the last epoch.
+
+    Attributes:
+        closed: Whether the job has ended.
+    """
+
+    def __init__(self, current: ShardClients, deadline_s: float, what: str, repeats_writes: bool = False) -> None:
+        self._current, self._deadline_s, self._what, self._repeats_writes = current, deadline_s, what, repeats_writes
+        self._retired: list[ShardClients] = []
+        self._changed = threading.Condition()
+        self._rate: float | None = None  # None: that of the program
+        self._written: State | None = None  # since the end of the last epoch
+        self.closed = False
+
+    def repeat(self, following: ShardClients, *, fresh: bool) -> None:
+        """Repeat what successors may lack, before they replace the current shards.
+
+        ``fresh``: no step of the epoch is trained yet.
+        """
+        if self._rate is not None:
+            following.set_learning_rate(self._rate)
+        if self._written is not None and fresh:
+            following.write(self._written)
+
+    def replace(self, current: ShardClients) -> None:
+        """Set the client of the successors; calls to the shards before fail, and are repeated."""
+        with self._changed:
+            retired, self._current = self._current, current
+            self._retired.append(retired)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Fail running calls, and stop waiting for successors."""
+        with self._changed:
+            self.closed = True
+            self._changed.notify_all()
+        for shards in (*self._retired, self._current):
+            shards.close()
+
+    def _call(self, call: Callable[[ShardClients], ShardReply]) -> ShardReply:
+        until, failed = time.monotonic() + self._deadline_s, False
+        current = self._wait_for_other_than(None)
+        while True:
+            try:
+                return call(current)
+            except ServerUnreachable as error:
+                if time.monotonic() > until:
+                    raise self._silence() from None
+                if not failed:
+                    _log.info("%s Trying again for %.0f s.", error, self._deadline_s)
+                failed = True
+            current = self._wait_for_other_than(current)
+
+    def _wait_for_other_than(self, tried: ShardClients | None) -> ShardClients:
+        """Return the successors of shards that did not answer, or the same ones if there are no successors yet."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.closed or self._current is not tried, RETRY_S)
+            if self.closed:
+                raise self._silence()
+            return self._current
+
+    def _silence(self) -> ServerUnreachable:
+        return ServerUnreachable(f"No {self._what} answers (time limit: {self._deadline_s:.0f} s).")
+
+    def flush(self) -> None:
+        """See :class:`ShardClients`."""
+        self._written = None
+        self._call(lambda shards: shards.flush())
+
+    def set_learning_rate(self, value: float) -> None:
+        """See :class:`ShardClients`."""
+        self._rate = value
+        self._call(lambda shards: shards.set_learning_rate(value))
+
+    def forget(self, worker: str, tasks: Sequence[int]) -> list[frozenset[int]]:
+        """See :class:`ShardClients`."""
+        return self._call(lambda shards: shards.forget(worker, tasks))
+
+    def statistics(self) -> list[Any]:
+        """See :class:`ShardClients`."""
+        return self._call(lambda shards: list(shards.statistics()))
+
+    def read(self) -> State:
+        """See :class:`ShardClients`."""
+        return self._call(lambda shards: shards.read())
+
+    def write(self, state: State) -> None:
+        """See :class:`ShardClients`."""
+        self._written = state if self._repeats_writes else None
+        self._call(lambda shards: shards.write(state))
+
+    def snapshot(self, copied: Callable[[], None]) -> ShardSnapshot:
+        """See :class:`ShardClients`; not repeated, because it belongs to the shards that were asked."""
+        return self._wait_for_other_than(None).snapshot(copied)
 
 
 class Failover(ABC):
@@ -122,52 +229,3 @@ class Failover(ABC):
     def _reason(self, error: Exception) -> BaseException:
         """Return the reason for the end of the job."""
         return error
-
-
-class LeaderFailover(Failover):
-    """Failover to the next leader of one job's ring, which takes the positions of the shard and the worker.
-
-    Args:
-        parts: Parts of the job.
-        coordinator: Coordinator of the job.
-        ring: The ring.
-        connect: Function that creates the client of the shard at its current address.
-        deadline_s: Time limit of a failover, in seconds.
-    """
-
-    def __init__(
-        self,
-        parts: JobParts,
-        coordinator: Coordinator,
-        ring: Ring,
-        connect: Callable[[], ShardClients],
-        deadline_s: float,
-    ) -> None:
-        too_late = (
-            f"The rank that spoke for the ring is gone. Expected: another one within {deadline_s:.0f} s. "
-            f"Received: none; see {ring.log}. Submit the job again."
-        )
-        super().__init__(parts, coordinator, connect)
-        self._machine = FailoverMachine(parts.server.clock, deadline_s, too_late)
-        self.shards = MovingShards(connect(), deadline_s, "rank of the ring", repeats_writes=True)
-        self._ring = ring
-
-    def _positions(self) -> list[JobSlot]:
-        return [*self._slots.shards, *self._slots.living()]
-
-    def _missing(self) -> Sequence[str]:
-        shard, worker = self._positions()
-        there = bool(shard.address)
-        if self._machine.stage == "placing":
-            there = shard.failing_over and worker.failing_over and self._slots.take_over(shard, worker)
-        if not there and (failure := self._ring.failure):
-            raise JobFailed(failure)
-        return [] if there else ["the next leader"]
-
-    def _start(self, attempt: int) -> None:
-        self._slots.start_shard(self._positions()[0])
-
-    def _resume(self, resume: Resume) -> None:
-        worker = self._positions()[1]
-        self._slots.start_worker(worker, 1)
-        self._coordinator.resumed(worker.name, dict(worker.details))

@@ -20,10 +20,9 @@ from nfdt.core.program.state import dump_state_parts
 from nfdt.core.specs.job import EpochProgress
 from nfdt.jobserver.job_parts import JobParts
 from nfdt.jobserver.job_slot import JobSlot, ShardState
-from nfdt.jobserver.moving_shards import MovingShards
 from nfdt.jobserver.outcome import PartLost
 from nfdt.jobserver.shard_clients import STATE_TIMEOUT_S, ShardClients, ShardSnapshot
-from nfdt.jobserver.topologies.failover import Failover
+from nfdt.jobserver.topologies.failover import Failover, MovingShards
 from nfdt.jobserver.topologies.slot_supply import launch_shards
 
 _log = logging.getLogger(__name__)
