@@ -17,7 +17,7 @@ from nfdt.jobserver.client_requests import ClientFeed, ClientRequests
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job_core import ActiveTraining, JobCore, StateComposer, make_core, merger_of
 from nfdt.jobserver.job_slot import ShardState
-from nfdt.jobserver.mailbox import ServerStopping
+from nfdt.jobserver.mailbox import POLL_S, ServerStopping
 from nfdt.jobserver.outcome import JobOutcome, PartLost, outcome_of
 from nfdt.jobserver.pool_slot import PoolSlot, SlotMessageKind
 from nfdt.jobserver.shard_clients import ShardClients, connect_shards
@@ -168,6 +168,13 @@ def start_training(core: JobCore) -> ActiveTraining:
             return spec.callbacks.learning_rate, weights
         return core.control.learning_rate, weights
 
+    def admit() -> bool | None:
+        mailbox.check()
+        if training.recovery is not None and training.recovery.running:
+            return None  # lost shards have no addresses yet
+        mailbox.handle(lambda: slots.admit(slots.living(), training.coordinator))
+        return True
+
     mailbox.handle(start_shards)
     training = _assemble(core)
     rate, weights = mailbox.handle(begin)
@@ -175,7 +182,8 @@ def start_training(core: JobCore) -> ActiveTraining:
         mailbox.call(lambda: core.replace(training, weights))
     if rate is not None:
         mailbox.call(lambda: core.set_learning_rate(training, rate))
-    mailbox.handle(lambda: slots.admit(slots.living(), training.coordinator))
+    while mailbox.wait(admit, POLL_S) is None:
+        pass
     parts.job_log.begin(JobOutcome("running"))
     return training
 

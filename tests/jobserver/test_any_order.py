@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nfdt.core.wire import jobs_pb2
@@ -85,6 +85,7 @@ def bring(world: World, event: str, value) -> None:
 @pytest.mark.parametrize("name", ALGORITHMS)
 @settings(max_examples=60, deadline=None)
 @given(events=EVENTS)
+@example(events=[("rate", 0.1), ("thread", 0), ("thread", 0), ("drain", 0)])  # a shard, before workers are admitted
 def test_losses_requests_and_restarts_in_any_order_lose_no_row_and_apply_none_twice(name, events):
     with world_of(name) as world:
         for event, value in events:
