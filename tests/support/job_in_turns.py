@@ -237,8 +237,8 @@ class Process:
 class World:
     """Server, job and processes of one test."""
 
-    def __init__(self, folder: Path, monkeypatch, algorithm: dict, samples: int = 24) -> None:
-        self.clock, self.turns, self.samples = ManualClock(), Turns(), samples
+    def __init__(self, folder: Path, monkeypatch, algorithm: dict, *, attended: bool = False) -> None:
+        self.clock, self.turns, self.samples, self.attended = ManualClock(), Turns(), 24, attended
         self.artifacts, self.store = ArtifactStore(folder / "artifacts"), JobStore(folder / "jobs.sqlite")
         self.shards: dict[str, Shard] = {}
         self.ports, self.names = itertools.count(1), itertools.count()
@@ -270,7 +270,7 @@ class World:
             "cluster": {"workers": WORKERS, "shards": SHARDS, "snapshot_s": 1.0},
             "fit": {"epochs": EPOCHS, "batch_size": BATCH},
             "train": {"kind": "arrays", "structure": 0, "arrays": [data], "samples": self.samples},
-            "attended": False,
+            "attended": self.attended,
             "versions": VERSIONS,
         }
         return parse_job(json.dumps(spec))
@@ -328,6 +328,10 @@ class World:
     def _goes_on(self, why: str) -> bool:
         return go_on(self.store.get(JOB), self.store, self.artifacts, why)
 
+    def permit(self, epoch: int, until: int) -> None:
+        """Let an epoch begin or go on up to a step; 0: to its end."""
+        self.request(proceed=jobs_pb2.Proceed(epoch=epoch, until=until))
+
     def snapshot(self) -> None:
         self._client_calls(self.job.clients.snapshot)
 
@@ -370,6 +374,8 @@ class World:
             if done():
                 return
             self.begin()
+            if self.attended:
+                self.permit(EPOCHS, 0)
             for role, count in (("shard", SHARDS), ("worker", WORKERS)):
                 if len(self.living(role)) < count:
                     self.add(role)
