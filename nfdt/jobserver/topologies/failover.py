@@ -172,6 +172,7 @@ class Failover(ABC):
 
     def _look(self) -> float | None:
         """Report to the state machine until it serves again, and do what it answers; a timer."""
+        job_id = self._parts.job_id
         try:
             while self._machine.stage in ("placing", "starting"):
                 self._mailbox.check()
@@ -180,7 +181,7 @@ class Failover(ABC):
                     case Start(attempt):
                         self._mailbox.handle(partial(self._start, attempt))
                     case Reach(attempt):
-                        self._mailbox.start(partial(self._reach, attempt), f"failover of {self._parts.job_id}")
+                        self._mailbox.start(partial(self._reach, attempt, self._connect()), f"failover of {job_id}")
                     case Stalled(missing, seconds):
                         self._parts.job_log.stalled(list(missing), seconds)
                     case Fail(reason):
@@ -191,10 +192,10 @@ class Failover(ABC):
             self._give_up(error)
         return FAILOVER_POLL_S if self.running else None
 
-    def _reach(self, attempt: int) -> None:
-        """Connect to successors, and repeat what only the memory of the lost ones held; a slow call."""
+    def _reach(self, attempt: int, current: ShardClients) -> None:
+        """Call successors, and repeat what only the memory of the lost ones held; a slow call."""
+        answered = True
         try:
-            current, answered = self._connect(), True
             try:
                 self.shards.repeat(current, fresh=self._mailbox.read(lambda: self._coordinator.fresh))
                 self.shards.replace(current)
