@@ -23,7 +23,7 @@ MEMBERS = {name: axis for axis, names in AXES.items() for name in names}
 REGISTRIES = (
     "nfdt/consistency/__init__.py",
     "nfdt/coordinator/topology_view.py",
-    "nfdt/jobserver/topologies/registry.py",
+    "nfdt/jobserver/topologies/__init__.py",
     "nfdt/codecs/__init__.py",
     "nfdt/core/specs/axis_facts.py",
     "nfdt/core/specs/presets.py",

@@ -1,7 +1,7 @@
 """The coordinator of one job: a pure state machine without threads, locks or sockets."""
 
 from nfdt.coordinator.coordinator import Coordinator
-from nfdt.coordinator.stream_feed import FeedCredit
+from nfdt.coordinator.epochs import FeedCredit
 from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.work.instructions import (
     BeginEpoch,

@@ -21,14 +21,12 @@ from nfdt.coordinator.decisions import Decisions
 from nfdt.coordinator.effect_queue import EffectQueue
 from nfdt.coordinator.epoch_plan import EpochPlanner
 from nfdt.coordinator.epoch_run import EpochRun
-from nfdt.coordinator.epochs import EpochSequence
-from nfdt.coordinator.gate import Gate
+from nfdt.coordinator.epochs import EpochSequence, FeedCredit
 from nfdt.coordinator.leasing import stream_warning
 from nfdt.coordinator.membership import Membership
 from nfdt.coordinator.online_planner import ShardLoad
 from nfdt.coordinator.recovery import Recovery
-from nfdt.coordinator.stream_feed import FeedCredit
-from nfdt.coordinator.training import TrainingPhase
+from nfdt.coordinator.training import Gate, TrainingPhase
 from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.clock import Clock
 from nfdt.core.specs.job import JobSpec

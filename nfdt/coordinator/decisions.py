@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from nfdt.consistency import ConsistencyPolicy
-from nfdt.coordinator.leasing import LeaseSizer
+from nfdt.coordinator.leasing import LeaseSizer, SpeedTracker, batch_sizes
 from nfdt.coordinator.membership import Membership
 from nfdt.coordinator.online_planner import LEAST_STEPS, OnlinePlanner, ShardLoad, follows_a_plan, plan_event
 from nfdt.coordinator.progress import Throttle
-from nfdt.coordinator.speeds import SpeedTracker, batch_sizes
 from nfdt.core.specs.job import JobSpec
 from nfdt.planning import PlanChoice
 from nfdt.schedulers.batch_policies import FixedBatch, LocalSizes

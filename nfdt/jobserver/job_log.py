@@ -1,4 +1,4 @@
-"""Records of a job in the store: events, statistics, checkpoint, result."""
+"""Records of a job in the store: events, statistics, checkpoint, result, output and spans of its processes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,55 @@ from functools import partial
 from typing import Any
 
 from nfdt.core.clock import Clock
-from nfdt.core.errors import NotStored, UsageError
+from nfdt.core.errors import NotStored, ProtocolError, UsageError
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.specs.callbacks import CallbacksSpec
 from nfdt.core.specs.job import EpochProgress
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.messages import MOST_LINES, readable_lines
-from nfdt.jobserver.full_disk import DiskPatience
+from nfdt.core.work.spans import CAPACITY, SPAN
 from nfdt.jobserver.outcome import JobOutcome
 from nfdt.launch.horovod_log import RingStall, describe
 
 _log = logging.getLogger(__name__)
+
+LIMIT_S = 60.0  # time without room on the disk after which a job fails
+PAUSE_S = 1.0  # pause between two attempts
+
+
+class DiskPatience:
+    """Time limit for consecutive failures to write, and one warning about them.
+
+    Args:
+        job_id: The job, for the warning.
+        clock: Clock of the server.
+    """
+
+    def __init__(self, job_id: str, clock: Clock) -> None:
+        self._job_id, self._clock = job_id, clock
+        self._since: float | None = None
+
+    def success(self) -> None:
+        """Record that everything is written."""
+        self._since = None
+
+    def failure(self, error: NotStored) -> bool:
+        """Record a failed attempt and return whether it is the first one."""
+        if self._since is not None:
+            return False
+        self._since = self._clock.now()
+        _log.warning("job %s: %s It is tried again for %.0f s.", self._job_id, error, LIMIT_S)
+        return True
+
+    def check(self, error: NotStored) -> None:
+        """Raise after the time limit.
+
+        Raises:
+            NotStored: No attempt has succeeded within the limit; the message is that of ``error``.
+        """
+        if self._since is not None and self._clock.now() - self._since >= LIMIT_S:
+            raise NotStored(f"{error} It was tried again for {LIMIT_S:.0f} s.") from error
 
 
 class JobLog:
@@ -210,3 +247,34 @@ class JobLog:
         self._write(self._update(result_artifact=artifact))
         self.workers(statistics)
         self.record("result", {"artifact": artifact, "method": method, "workers": dict(statistics)})
+
+
+class SlotNotes:
+    """Writer of these records; any thread may call, also after the end of the job.
+
+    Args:
+        store: Store of jobs and events.
+        job_id: The job.
+        job_log: Log of the job.
+    """
+
+    def __init__(self, store: JobStore, job_id: str, job_log: JobLog) -> None:
+        self._store, self._job_id, self._job_log = store, job_id, job_log
+
+    def receive(self, process: str, message: pb.SlotMessage) -> None:
+        """Write output or spans of a process, as in ``worker-0``.
+
+        Raises:
+            ProtocolError: the spans are no records, or too many.
+        """
+        if message.HasField("output"):
+            self._job_log.output(process, message.output.lines)
+            return
+        spans = message.spans
+        if len(spans.records) % SPAN.itemsize or len(spans.records) > CAPACITY * SPAN.itemsize:
+            raise ProtocolError(
+                f"Spans of {process}: expected at most {CAPACITY} records of {SPAN.itemsize} bytes. "
+                f"Received: {len(spans.records)} bytes."
+            )
+        with contextlib.suppress(NotStored):  # the trace has a gap
+            self._store.add_spans(self._job_id, process, spans.records, spans.offset_s, spans.error_s)

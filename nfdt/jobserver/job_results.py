@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from nfdt.core.specs.callbacks import CallbacksSpec
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work.statistics import FIRST_LOSS
-from nfdt.jobserver.job_context import ActiveTraining, JobContext
+from nfdt.jobserver.job_core import ActiveTraining, JobCore
 from nfdt.jobserver.worker_statistics import merge_statistics
 
 GROWTH = 1e6  # over the least loss before
@@ -21,12 +22,12 @@ class JobResults:
     """Writer of a training job's results. Used only by the job's own thread.
 
     Args:
-        context: Parts of the job.
+        core: Core of the job.
         training: Parts that exist during training.
     """
 
-    def __init__(self, context: JobContext, training: ActiveTraining) -> None:
-        self._context, self._training = context, training
+    def __init__(self, core: JobCore, training: ActiveTraining) -> None:
+        self._core, self._parts, self._training = core, core.parts, training
         self._refused: dict[str, int] = {}
         self._diverges = False
         self._losses: list[float] = []  # the least mean of an epoch so far
@@ -35,10 +36,10 @@ class JobResults:
 
     def report(self) -> None:
         """Write the statistics as the workers have reported them so far; those of shards are of the last epoch."""
-        if self._context.spec.method != "fit":
+        if self._core.spec.method != "fit":
             return
-        statistics = self._statistics(self._context.shard_statistics)
-        self._context.job_log.workers_so_far(statistics)
+        statistics = self._statistics(self._core.shard_statistics)
+        self._parts.job_log.workers_so_far(statistics)
         if refused := [name for name, row in statistics.items() if row.get("dropped")]:
             text = "were refused, as they are NaN or infinite, or would have made weights so."
             self._warn(f"Gradients of {', '.join(refused)} {text}")
@@ -54,7 +55,7 @@ class JobResults:
         if not isinstance(loss, float) or not math.isfinite(loss):
             return
         if loss > LEAST:
-            rows = self._statistics(self._context.shard_statistics).values()
+            rows = self._statistics(self._core.shard_statistics).values()
             before = [*self._losses, *(float(row[FIRST_LOSS]) for row in rows if FIRST_LOSS in row)]
             if has_exploded(loss, before):
                 self._warn(f"loss is {loss:.3g} in epoch {epoch + 1}, after {min(before, key=abs):.3g} before.")
@@ -62,15 +63,15 @@ class JobResults:
 
     def epoch_begins(self) -> None:
         """Take the time at which an epoch begins."""
-        self._epoch_began = self._context.clock.now()
+        self._epoch_began = self._parts.server.clock.now()
 
     def steps_end(self) -> None:
         """Take the time at which all steps of an epoch are done; validation follows."""
-        self._steps_ended = self._context.clock.now()
+        self._steps_ended = self._parts.server.clock.now()
 
     def compare_forecast(self, epoch: Mapping[str, Any]) -> None:
         """Append how far the job's forecast was off, at an epoch's end; the first epoch compiles and does not count."""
-        forecast = self._context.spec.forecast
+        forecast = self._core.spec.forecast
         if forecast is None:
             return
         self._trained.append((epoch["samples"], self._steps_ended - self._epoch_began))
@@ -79,19 +80,19 @@ class JobResults:
         if seconds <= 0:
             return
         bins = Counter[int]()
-        for row in self._statistics(self._context.shard_statistics).values():
+        for row in self._statistics(self._core.shard_statistics).values():
             bins.update({int(tau): int(count) for tau, count in row.get("staleness", {}).items()})
         measured = {
             "measured_samples_per_s": samples / seconds,
             "measured_staleness": sum(tau * count for tau, count in bins.items()) / (bins.total() or 1),
         }
-        self._context.job_log.record("forecast", {**forecast.model_dump(), **measured})
+        self._parts.job_log.record("forecast", {**forecast.model_dump(), **measured})
 
     def _warn(self, what: str) -> None:
         """Warn once that the training diverges, with what helps the job's algorithm."""
         if not self._diverges:
             self._diverges = True
-            self._context.job_log.write("warning", f"The training diverges: {what} {advice(self._context.spec)}")
+            self._parts.job_log.write("warning", f"The training diverges: {what} {advice(self._core.spec)}")
 
     def end_epoch(self, callbacks: CallbacksSpec | None, *, stops: bool) -> None:
         """Write the statistics and the state at an epoch's end, before the next one may begin.
@@ -100,37 +101,37 @@ class JobResults:
             callbacks: Callbacks of a detached job after the epoch.
             stops: Whether they end the training: the state is that after all epochs.
         """
-        context = self._context
-        if context.spec.method != "fit":
+        core, parts, training = self._core, self._parts, self._training
+        if core.spec.method != "fit":
             return
-        epochs = self._training.coordinator.epochs_ended
-        counts = self._training.shards.statistics() if context.topology.view.pushes else []
-        with context.changed:
-            context.shard_statistics = counts
+        epochs = training.coordinator.epochs_ended
+        counts = parts.mailbox.call(training.shards.statistics) if core.topology.view.pushes else []
+        core.shard_statistics = counts
         statistics = self._statistics(counts)
-        context.job_log.workers(statistics)
+        parts.job_log.workers(statistics)
         self._report_refused(statistics)
-        if context.server.keeps_checkpoints:
-            state = context.store_state(self._training, epochs)
-            context.job_log.checkpoint(state, context.spec.fit.epochs if stops else epochs, callbacks)
+        if parts.server.keeps_checkpoints:
+            artifact = parts.store(partial(training.composer.compose, epochs))
+            parts.job_log.checkpoint(artifact, core.spec.fit.epochs if stops else epochs, callbacks)
 
     def end_training(self) -> None:
         """Write the state at the end of training, or the answers of a job that only evaluates."""
-        context, coordinator = self._context, self._training.coordinator
-        if context.spec.method == "fit":
-            artifact = context.store_state(self._training, coordinator.epochs_ended)
+        core, parts, training = self._core, self._parts, self._training
+        if core.spec.method == "fit":
+            artifact = parts.store(partial(training.composer.compose, training.coordinator.epochs_ended))
         else:
-            artifact = context.store(lambda: context.server.artifacts.put(coordinator.merger.metrics))
-        context.job_log.result(artifact, self._statistics(self._training.shards.statistics()), context.spec.method)
-        if self._training.recovery is not None:
-            self._training.recovery.forget()
+            artifact = parts.store(partial(parts.server.artifacts.put, training.coordinator.merger.metrics))
+        counts = parts.mailbox.call(training.shards.statistics)
+        parts.job_log.result(artifact, self._statistics(counts), core.spec.method)
+        if training.recovery is not None:
+            training.recovery.forget()
 
     def _report_refused(self, statistics: Mapping[str, Mapping[str, Any]]) -> None:
         """Warn per epoch about workers whose pushes the shards refused."""
         for name, row in statistics.items():
             refused = int(row.get("dropped") or 0)
             if more := refused - self._refused.get(name, 0):
-                self._context.job_log.write(
+                self._parts.job_log.write(
                     "warning",
                     f"{more} pushes of {name} were refused in the epoch that has ended: the gradient was NaN or "
                     "infinite, or would have made weights so. The weights are those before.",
@@ -138,13 +139,14 @@ class JobResults:
             self._refused[name] = refused
 
     def _statistics(self, shards: Any) -> dict[str, dict[str, Any]]:
-        with self._context.changed:
+        def rows() -> dict[str, dict[str, Any]]:
             speeds = self._training.coordinator.speeds()
-            rows = {
+            return {
                 name: {**job_slot.details, **job_slot.report, **speeds.get(name, {})}
-                for name, job_slot in self._context.slots.workers.items()
+                for name, job_slot in self._parts.slots.workers.items()
             }
-        return merge_statistics(rows, shards)
+
+        return merge_statistics(self._parts.mailbox.read(rows), shards)
 
 
 def advice(spec: JobSpec) -> str:

@@ -33,9 +33,16 @@ from nfdt.core.wire import jobs_pb2_grpc, workers_pb2_grpc
 from nfdt.core.wire.channel import is_loopback, join_address, make_server, split_address
 from nfdt.core.wire.doorkeeper import raise_descriptor_limit
 from nfdt.jobserver.context import ServerContext
-from nfdt.jobserver.options import ServerOptions, certificate_warning, shard_host
 from nfdt.jobserver.scheduler import Scheduler
-from nfdt.jobserver.server_parts import make_context, make_launcher, make_page, make_rings
+from nfdt.jobserver.server_parts import (
+    ServerOptions,
+    certificate_warning,
+    make_context,
+    make_launcher,
+    make_page,
+    make_rings,
+    shard_host,
+)
 from nfdt.jobserver.workers_service import WorkersService
 from nfdt.launch.horovod_command import RingShape
 from nfdt.launch.processes import LocalLauncher

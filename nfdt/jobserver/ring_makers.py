@@ -1,14 +1,15 @@
-"""Choice of what makes the rings of a job: worker slots, or a launcher on the server's machine."""
+"""What makes the rings of a job, worker slots or a launcher on the server's machine, and which jobs may have them."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 
+from nfdt.core.errors import PolicyRefused, UsageError
 from nfdt.core.specs.job import JobSpec
 from nfdt.jobserver.context import ServerContext
-from nfdt.jobserver.job_log import JobLog
+from nfdt.jobserver.job_log import JobLog, SlotNotes
 from nfdt.jobserver.job_slots import JobSlots
-from nfdt.jobserver.slot_notes import SlotNotes
 from nfdt.jobserver.slot_rings import SlotRings
 from nfdt.launch.horovod import LaunchedRings
 from nfdt.launch.horovod_command import RingShape
@@ -37,3 +38,47 @@ def make_rings(
     if takes_slots(server, spec):
         return SlotRings(server, job_id, slots, job_log, notes, spec.cluster.workers, fail)
     return None if server.rings is None else LaunchedRings(server.rings, job_id)
+
+
+def admit_rings(server: ServerContext, spec: JobSpec) -> None:
+    """Refuse a job whose ranks cannot or may not be launched here.
+
+    Raises:
+        UsageError: The server launches no rings, Horovod is not installed, or the launcher is missing.
+        PolicyRefused: See :func:`refuse_reach`.
+    """
+    if takes_slots(server, spec):
+        shape = RingShape.of(spec.cluster)
+        if not server.takes_hosts:
+            refuse_reach(shape)
+        return
+    if server.rings is None:
+        raise UsageError("This server starts no Horovod rings: it was started without slots of its own.")
+    if importlib.util.find_spec("horovod") is None:
+        raise UsageError(
+            f"algorithm={spec.algorithm.name!r}: expected Horovod on the server's machine. Received: none. "
+            "Run scripts/install-horovod there."
+        )
+    shape = RingShape.of(spec.cluster)
+    if not server.takes_hosts:
+        refuse_reach(shape)
+    server.rings.check(shape)
+
+
+def refuse_reach(shape: RingShape) -> None:
+    """Refuse jobs for which a shared server would log in elsewhere, or read, run or write a file that the job names.
+
+    Raises:
+        PolicyRefused: The job requests that.
+    """
+    if shape.hosts or shape.hostfile or shape.elastic.network_interfaces or shape.launcher == "world":
+        raise PolicyRefused(
+            "A shared server logs in nowhere on a job's behalf. Expected: a job without hosts, hostfile, "
+            "network_interfaces or launcher='world'. Run the script without server=, or start it with mpirun."
+        )
+    if shape.files:
+        raise PolicyRefused(
+            "A shared server reads, runs and writes no file that a job names. Expected: a job without "
+            "host_discovery_script, timeline or autotune_log. Received: "
+            f"{', '.join(shape.files)}. Run the script without server=."
+        )

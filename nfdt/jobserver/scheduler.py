@@ -19,16 +19,15 @@ from nfdt.core.sharding import count_shards
 from nfdt.core.specs.job import EpochProgress, JobSpec, check_groups, parse_job
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire.parsing import Seldom
-from nfdt.jobserver.capacity import check_capacity
 from nfdt.jobserver.client_control import ClientControl
-from nfdt.jobserver.context import ServerContext
+from nfdt.jobserver.context import ServerContext, check_capacity
 from nfdt.jobserver.job import Job
-from nfdt.jobserver.need import SlotNeed
 from nfdt.jobserver.outcome import outcome_of
 from nfdt.jobserver.restart import go_on, take_up
 from nfdt.jobserver.ring_makers import takes_slots
+from nfdt.jobserver.topologies import topology_class
 from nfdt.jobserver.topologies.base import Topology
-from nfdt.jobserver.topologies.registry import topology_class
+from nfdt.jobserver.topologies.slot_supply import SlotNeed
 
 _log = logging.getLogger(__name__)
 
@@ -148,7 +147,7 @@ class Scheduler:
         self._check_serving()
         job = self.job_of(request.job_id)
         if job is not None:
-            job.control(request)
+            job.clients.control(request)
             self._server.pool.wake()
         elif not is_terminal(self._server.store.get(request.job_id).state):
             raise UsageError(f"Job {request.job_id} does not run on this server.")
@@ -165,7 +164,7 @@ class Scheduler:
         job = self.job_of(job_id)
         if job is not None and not is_terminal(state):
             try:
-                return job.snapshot()
+                return job.clients.snapshot()
             except ServerUnreachable:
                 record = self._server.store.get(job_id)  # the job may have ended meanwhile
                 if not record.result_artifact and not is_terminal(record.state):
@@ -191,13 +190,13 @@ class Scheduler:
         """Add ``change`` to the number of clients that watch the job."""
         job = self.job_of(job_id)
         if job is not None:
-            job.watching(change, session)
+            job.clients.watching(change, session)
 
     def check_free(self, job_id: str, session: str) -> None:
         """Raise JobTaken if the client of another session is attached to the job."""
         job = self.job_of(job_id)
         if job is not None:
-            job.check_free(session)
+            job.clients.check_free(session)
 
     def slot_counts(self) -> SlotCounts:
         """Return the numbers of registered worker slots."""
@@ -230,7 +229,7 @@ class Scheduler:
         used: set[str] = set()
         for record in self._server.store.jobs():
             if record.job_id in jobs and not is_terminal(record.state):
-                used |= jobs[record.job_id].artifacts
+                used |= jobs[record.job_id].core.parts.fetchable
             used |= record.states
         return used
 
@@ -282,7 +281,7 @@ class Scheduler:
         """Queue a job again whose run was broken off, and that can go on."""
         store, artifacts = self._server.store, self._server.artifacts
         if job.broken_off and go_on(store.get(job.job_id), store, artifacts, job.broken_off):
-            self._queue_job(job.job_id, job.control_of_clients)
+            self._queue_job(job.job_id, job.core.control)
 
     def _settle(self, job: Job, *, may_start: bool) -> bool:
         """Start a job of the queue, or end it; return False while it must wait."""
@@ -293,7 +292,7 @@ class Scheduler:
                 return False
             if job.job_id not in self._waiting:
                 stall = StallWatch(self._server.clock.now(), STALL_AFTER_S)
-                shards = _count_shards(type(job.topology), job.spec, job.manifest)
+                shards = _count_shards(type(job.core.topology), job.spec, job.core.manifest)
                 self._waiting[job.job_id] = _WaitingJob(job, shards, stall)
             if not self._try_acquire(self._waiting[job.job_id]):
                 return False
@@ -314,19 +313,20 @@ class Scheduler:
             JobFailed: The time limit has passed and no slot is registered.
         """
         job, now = waiting.job, self._server.clock.now()
-        job.slots.evict_other_sessions()
-        job.topology.start(waiting.shards)
-        pool, ring, ranks = self._server.pool, job.slots.ring, job.topology.awaited_slots
-        shards = SlotNeed("shard", waiting.shards, *pool.attending("shard", job.slots.accepts_shard, ring))
-        wanted, ring = (ranks, "") if ranks else (job.slots.wanted, ring)
-        workers = SlotNeed("worker", wanted, *pool.attending("worker", job.slots.accepts, ring, job.job_id))
+        slots, topology = job.core.parts.slots, job.core.topology
+        slots.evict_other_sessions()
+        topology.start(waiting.shards)
+        pool, ring, ranks = self._server.pool, slots.ring, topology.awaited_slots
+        shards = SlotNeed("shard", waiting.shards, *pool.attending("shard", slots.accepts_shard, ring))
+        wanted, ring = (ranks, "") if ranks else (slots.wanted, ring)
+        workers = SlotNeed("worker", wanted, *pool.attending("worker", slots.accepts, ring, job.job_id))
         short = [need for need in ((workers,) if ranks else (shards, workers)) if need.attending < need.wanted]
         waiting.short_since = None if not short else waiting.short_since or now
         late = waiting.short_since is not None and now - waiting.short_since >= job.spec.start_timeout_s
         if not ranks and shards.met and (workers.met or (late and workers.free > 0)):
             job.acquire(waiting.shards, workers.wanted)
-            slots = (*job.slots.shards, *job.slots.workers.values())
-            taken = ", ".join(f"{one.slot.name} on {one.slot.hello.host}" for one in slots)
+            positions = (*slots.shards, *slots.workers.values())
+            taken = ", ".join(f"{one.slot.name} on {one.slot.hello.host}" for one in positions)
             _log.info("job %s starts with %s", job.job_id, taken or "slots of its own")
             if not workers.met:
                 job.job_log.write(
@@ -335,11 +335,9 @@ class Scheduler:
                     "training begins with them; others may join later.",
                 )
             return True
-        job.topology.give_up(short, late=late)
+        topology.give_up(short, late=late)
         lasting = waiting.short_since is not None and now - waiting.short_since >= PASSED_AFTER_S
-        waiting.may_be_passed = (
-            lasting and (ranks > 0 or not job.topology.view.launched) and (shards in short or not late)
-        )
+        waiting.may_be_passed = lasting and (ranks > 0 or not topology.view.launched) and (shards in short or not late)
         if (since := waiting.stall.stalled_s(now)) is not None:
             lacking = [f"{need.wanted - need.free} {need.role} slots" for need in (shards, workers) if not need.met]
             job.job_log.stalled(lacking, since)

@@ -1,4 +1,4 @@
-"""Parts of a job server, created from its options: launchers, and the context of its jobs."""
+"""Options of a job server, and its parts that are created from them: launchers, and the context of its jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from nfdt.core.jobs.store import JobStore
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.artifacts import default_cache
 from nfdt.jobserver.context import ServerContext
-from nfdt.jobserver.options import ServerOptions, shard_host
 from nfdt.jobserver.slot_pool import SlotPool
 from nfdt.launch.fork_client import ForkServerClient
 from nfdt.launch.fork_here import FORK_SERVER_LOG
@@ -30,7 +29,101 @@ from nfdt.launch.slot_process import SlotEnd, SlotOptions
 if TYPE_CHECKING:
     from nfdt.web.server import PageServer
 
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nfdt.core.errors import UsageError
+from nfdt.core.jobs.admission import Limits
+from nfdt.core.wire.channel import split_address
+from nfdt.core.wire.connection import read_pem
+from nfdt.launch.horovod_command import RingShape
+from nfdt.launch.machine import is_own_address, reachable_host
+
 REAP_S = 2.0  # limit from the end of a slot's stream to that of its process
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Options of a job server.
+
+    Attributes:
+        state_dir: Directory of database, artifacts and logs; created with mode 0700. One server at a time.
+        tokens: Lines of a token file, for clients and slots; see :mod:`nfdt.core.jobs.rights`.
+        listen: ``host:port``; port 0 takes a free one.
+        tls_cert: PEM certificate chain; it enables TLS.
+        tls_key: PEM private key.
+        client_ca: PEM certificates; clients must present one signed by them.
+        insecure: Whether a non-loopback address without TLS is allowed.
+        insecure_allreduce: Whether ranks on several machines may exchange gradients in plain text.
+        allow_code: Whether jobs with pickled code are accepted.
+        embedded: Whether it serves one script: without checkpoints, and jobs end with their client.
+        workers: Number of worker slots to start on this machine; 0: all are external.
+        shards: Number of shard slots to start at once; more are started when a job needs them.
+        rings: Horovod rings to start at once, for the first job that requests rings of the same shape.
+        advertise: Name or address of this machine at which workers reach its shards; "": it is detected.
+        limits: Limits for one client.
+        attend_timeout_s: Seconds for which an interactive job's client may be gone.
+        slot_command: Command that starts a slot; None: the default one; empty: no slots are started.
+        ui: ``host:port`` of the page for browsers; port 0 takes a free one. None: there is no page.
+        fork_server: Descriptor of a socket to a fork server, which makes the slots; None: the server starts one.
+    """
+
+    state_dir: Path
+    tokens: Sequence[str] = field(repr=False)
+    listen: str = "127.0.0.1:0"
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    client_ca: str | None = None
+    insecure: bool = False
+    insecure_allreduce: bool = False
+    allow_code: bool = False
+    embedded: bool = False
+    workers: int = 0
+    shards: int = 1
+    rings: Sequence[RingShape] = ()
+    advertise: str = ""
+    limits: Limits = Limits()
+    attend_timeout_s: float = 60.0
+    slot_command: Sequence[str] | None = None
+    ui: str | None = None
+    fork_server: int | None = None
+
+
+def shard_host(options: ServerOptions) -> str:
+    """Return the address on which this machine's shards listen, as it is sent to workers.
+
+    Raises:
+        UsageError: The name to advertise is not one of this machine.
+    """
+    if options.advertise and not is_own_address(options.advertise):
+        raise UsageError(
+            "--advertise: expected a name or address of this machine, on which its shards can listen. Received: "
+            f"{options.advertise}. Name one that this machine and all workers resolve to an address of it."
+        )
+    return options.advertise or reachable_host(split_address(options.listen)[0], certified_hosts(options))
+
+
+def certified_hosts(options: ServerOptions) -> tuple[str, ...]:
+    """Return the names and addresses in the server's certificate; none without TLS."""
+    if not options.tls_cert:
+        return ()
+    from nfdt.core.wire.certificates import hosts_of  # takes 0.1 s to import
+
+    return hosts_of(read_pem(options.tls_cert))
+
+
+def certificate_warning(options: ServerOptions, host: str) -> str | None:
+    """Return what is wrong with the server's certificate for clients that connect to ``host``, or None."""
+    certified = certified_hosts(options)
+    if not options.tls_cert or host in certified:
+        return None
+    valid = ", ".join(certified) or "no host at all"
+    return (
+        f"the certificate {options.tls_cert} is valid for {valid}, not for {host}: clients and workers must name the "
+        "server in --server as the certificate does. `nfdt certs` makes one for several hosts."
+    )
 
 
 def make_launcher(options: ServerOptions, local: str, token: str) -> LocalLauncher | None:

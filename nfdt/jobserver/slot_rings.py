@@ -13,13 +13,11 @@ from functools import partial
 from nfdt.core.errors import NfdtError, PolicyRefused
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.context import ServerContext
-from nfdt.jobserver.job_log import JobLog
+from nfdt.jobserver.job_log import JobLog, SlotNotes
 from nfdt.jobserver.job_slots import JobSlots
 from nfdt.jobserver.outcome import SlotError
-from nfdt.jobserver.placement import MachineId, machine_of
+from nfdt.jobserver.placement import MachineId, machine_of, place_groups, reachable_members, returning_slots
 from nfdt.jobserver.pool_slot import PoolSlot
-from nfdt.jobserver.rank_slots import place_groups, reachable_members, returning_slots
-from nfdt.jobserver.slot_notes import SlotNotes
 from nfdt.jobserver.slot_ring import RankStart, SlotRing, count_neighbours
 from nfdt.launch.horovod import NAME
 from nfdt.launch.horovod_command import RingShape

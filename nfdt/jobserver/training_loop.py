@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from nfdt.coordinator.coordinator import Coordinator
@@ -11,7 +12,7 @@ from nfdt.core.program.state import dump_state, load_state
 from nfdt.core.specs.callbacks import CallbacksSpec
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.effects import EffectHandler, carry_out
-from nfdt.jobserver.job_context import ActiveTraining, JobContext
+from nfdt.jobserver.job_core import ActiveTraining, JobCore
 from nfdt.jobserver.job_results import JobResults
 
 TICK_S = 1.0
@@ -22,96 +23,99 @@ class TrainingLoop(EffectHandler):
     """Loop that executes the coordinator's effects and supervises the workers. Used only by the job's own thread.
 
     Args:
-        context: Parts of the job.
+        core: Core of the job.
         training: Parts that exist during training.
     """
 
-    def __init__(self, context: JobContext, training: ActiveTraining) -> None:
-        self._context, self._training = context, training
+    def __init__(self, core: JobCore, training: ActiveTraining) -> None:
+        self._core, self._parts, self._training = core, core.parts, training
+        self._mailbox, self._clock = core.parts.mailbox, core.parts.server.clock
         self._coordinator: Coordinator = training.coordinator
-        self._results = JobResults(context, training)
-        self._callbacks = DecisionHandler(context, training)
-        self._done = False
+        self._results = JobResults(core, training)
+        self._callbacks = DecisionHandler(core, training)
+        self._ticked_at = self._clock.now() - TICK_S
+        self._reviews = self._done = False
 
     def run(self) -> None:
         """Execute effects until training is done, then write the result."""
-        context = self._context
-        ticked_at = context.clock.now() - TICK_S
+        self._mailbox.add_timer(self._look_at_clock)
         while not self._done:
-            with context.changed:
-                context.termination.check()
-                if (since_s := context.clock.now() - ticked_at) >= TICK_S:
-                    ticked_at = context.clock.now()
-                    self._excuse(everybody=since_s >= LATE_S)
-                    self._tick(ticked_at)
-                effects = self._drain()
-                if not effects:
-                    context.changed.wait(TICK_S)
-            for effect in effects:
+            for effect in self._mailbox.wait(self._next_effects, TICK_S) or ():
                 carry_out(effect, self)
         self._results.end_training()
 
+    def _next_effects(self) -> list[ins.Effect] | None:
+        self._mailbox.check()
+        return self._drain() or None
+
+    def _look_at_clock(self) -> float | None:
+        """Supervise the job once a second, but not while its topology is changed; a timer."""
+        if self._done:
+            return None
+        since_s = self._clock.now() - self._ticked_at
+        if since_s < TICK_S or self._reviews:
+            return max(TICK_S - since_s, 0.0) or TICK_S
+        self._ticked_at += since_s
+        self._mailbox.handle(lambda: self._tick(since_s))
+        return TICK_S
+
+    def _tick(self, since_s: float) -> None:
+        self._excuse(everybody=since_s >= LATE_S)
+        self._check_client(self._ticked_at)
+        self._parts.job_log.retry()
+        self._core.topology.report()
+        self._results.report()
+        if self._coordinator.phase != "ended":
+            self._core.topology.replace_lost(self._coordinator, self._ticked_at)
+        self._coordinator.tick()
+
     def _excuse(self, *, everybody: bool) -> None:
         """Restart the timeout of workers with a broken stream, and of all workers after this server was suspended."""
-        for job_slot in self._context.slots.living():
+        for job_slot in self._parts.slots.living():
             if everybody or job_slot.slot.away:
                 self._coordinator.excuse(job_slot.name)
 
-    def _tick(self, now: float) -> None:
-        self._check_client(now)
-        self._context.job_log.retry()
-        self._context.topology.report()
-        self._results.report()
-        if self._coordinator.phase != "ended":
-            self._context.topology.replace_lost(self._coordinator, now)
-        self._coordinator.tick()
-        self._context.changed.notify_all()
-
     def _check_client(self, now: float) -> None:
         """Cancel an interactive job whose client is gone, or let it continue detached."""
-        context, timeout_s = self._context, self._context.server.attend_timeout_s
-        if not context.control.abandoned(now, timeout_s):
+        core, server = self._core, self._parts.server
+        timeout_s = server.attend_timeout_s
+        if not core.control.abandoned(now, timeout_s):
             return
         gone = f"Its client has been gone for {timeout_s:.0f} s"
-        if context.server.cancels_abandoned:
+        if server.cancels_abandoned:
             raise JobCancelled(f"{gone}.")
-        if context.spec.train.kind == "stream":
+        if core.spec.train.kind == "stream":
             raise JobFailed(f"{gone}, and with it the batches that it fed.")
-        context.control.interactive = False
-        context.job_log.write("warning", f"{gone}; training goes on without its callbacks.")
+        core.control.interactive = False
+        self._parts.job_log.write("warning", f"{gone}; training goes on without its callbacks.")
 
     def _drain(self) -> list[ins.Effect]:
         """Return the effects to execute; if there are none, forward requests of clients first."""
-        context, coordinator = self._context, self._coordinator
+        coordinator = self._coordinator
         effects = coordinator.drain()
-        if effects or context.readers:
+        if effects or self._core.readers:
             return effects
-        if context.control.take_stop():
-            coordinator.stop_training()
+        if self._core.control.take_stop():
+            self._mailbox.handle(coordinator.stop_training)
         self._proceed()
-        effects = coordinator.drain()
-        if effects:
-            context.changed.notify_all()
-        return effects
+        return coordinator.drain()
 
     def _proceed(self) -> None:
         """Let the next epoch begin, or a paused one resume, as far as the client permits."""
-        control, coordinator = self._context.control, self._coordinator
-        epoch = coordinator.epoch
+        control, coordinator = self._core.control, self._coordinator
+        proceed = partial(coordinator.proceed, coordinator.epoch, control.steps_of(coordinator.epoch))
         if coordinator.standing:
-            coordinator.proceed(epoch, control.steps_of(epoch))
-            if not coordinator.standing:
-                self._context.changed.notify_all()
-        elif coordinator.phase == "hold" and control.permits(epoch):
+            self._mailbox.handle(proceed)
+        elif coordinator.phase == "hold" and control.permits(coordinator.epoch):
             # One epoch at a time: its end is processed before the next one may begin.
-            if self._context.topology.prepare_epoch(coordinator):
-                coordinator.proceed(epoch, control.steps_of(epoch))
+            if self._core.topology.prepare_epoch(coordinator):
+                self._mailbox.handle(proceed)
 
     # ---- effects
 
     def emit(self, kind: str, data: Mapping[str, Any]) -> None:
         """Append an event to the log of the job."""
-        self._context.job_log.record(kind, data)
+        self._parts.job_log.record(kind, data)
         if kind == "epoch_begin":
             self._results.epoch_begins()
         if kind in ("progress", "epoch_end"):
@@ -122,28 +126,22 @@ class TrainingLoop(EffectHandler):
 
     def flush_shards(self, epoch: int) -> None:
         """Apply all pushes of the epoch, and store the state of the shards."""
-        context, training = self._context, self._training
+        training, mailbox = self._training, self._mailbox
         self._results.steps_end()
-        with context.changed:
-            incarnation = context.slots.incarnation
-        training.shards.flush()
+        incarnation = mailbox.read(lambda: self._parts.slots.incarnation)
+        mailbox.call(training.shards.flush)
         if training.recovery is not None:
-            training.recovery.renew(incarnation)
-        with context.changed:
-            self._coordinator.flushed(epoch)
-            context.changed.notify_all()
+            mailbox.call(partial(training.recovery.renew, incarnation))
+        mailbox.handle(lambda: self._coordinator.flushed(epoch))
 
     def forget_worker(self, worker: str, tasks: Sequence[int]) -> None:
         """Free what the shards keep for a lost worker; its tasks that they have applied are not trained again."""
-        applied = self._training.shards.forget(worker, tasks)
-        with self._context.changed:
-            self._coordinator.forgotten(worker, applied)
-            self._context.changed.notify_all()
+        applied = self._mailbox.call(partial(self._training.shards.forget, worker, tasks))
+        self._mailbox.handle(lambda: self._coordinator.forgotten(worker, applied))
 
     def give_up(self, worker: str, reason: str) -> None:
         """End the process of a worker that was silent too long."""
-        with self._context.changed:
-            self._context.slots.kill(self._context.slots.workers[worker])
+        self._mailbox.handle(lambda: self._parts.slots.kill(self._parts.slots.workers[worker]))
 
     def end_epoch(self, epoch: int, decision: ins.CallbackDecision | None) -> None:
         """Carry out what callbacks have decided, write the results of the epoch, and let the topology adapt."""
@@ -166,26 +164,28 @@ class TrainingLoop(EffectHandler):
 
     def _review_topology(self) -> None:
         """Adapt the topology to measured speeds between two epochs."""
-        context, coordinator = self._context, self._coordinator
-        remaining_s = coordinator.epoch_s * (context.spec.fit.epochs - coordinator.epoch)
+        core, coordinator = self._core, self._coordinator
+        remaining_s = coordinator.epoch_s * (core.spec.fit.epochs - coordinator.epoch)
         if coordinator.phase == "hold" and remaining_s > 0:
-            context.topology = context.topology.review(coordinator, self._training.shards, remaining_s)
+            self._reviews = True
+            core.topology = core.topology.review(coordinator, self._training.shards, remaining_s)
+            self._reviews = False
 
 
 class DecisionHandler:
     """Handler of what the callbacks of a job decide on a worker. Used only by the job's own thread.
 
     Args:
-        context: Parts of the job.
+        core: Core of the job.
         training: Parts that exist during training.
 
     Attributes:
         spec: The callbacks after the last epoch that has ended; None: the job has none.
     """
 
-    def __init__(self, context: JobContext, training: ActiveTraining) -> None:
-        self._context, self._training = context, training
-        self.spec: CallbacksSpec | None = context.spec.callbacks
+    def __init__(self, core: JobCore, training: ActiveTraining) -> None:
+        self._core, self._parts, self._training = core, core.parts, training
+        self.spec: CallbacksSpec | None = core.spec.callbacks
 
     def carry_out(self, epoch: int, decision: ins.CallbackDecision) -> None:
         """Set the learning rate, keep the state of the epoch or restore that of another one, as decided.
@@ -199,27 +199,26 @@ class DecisionHandler:
         """
         if self.spec is None:
             return
-        context, training, before = self._context, self._training, self.spec
+        core, training, before, mailbox = self._core, self._training, self.spec, self._parts.mailbox
         rate = decision.learning_rate
         if rate is not None and rate != before.learning_rate:
-            with context.changed:
-                context.control.set_learning_rate(rate)
-            context.set_learning_rate(training, rate)
+            mailbox.handle(partial(core.control.set_learning_rate, rate))
+            mailbox.call(partial(core.set_learning_rate, training, rate))
         kept = {known: state for known, state in before.kept.items() if known in decision.kept}
         if epoch in decision.kept:
-            kept[epoch] = context.store_state(training, training.coordinator.epochs_ended)
+            kept[epoch] = self._parts.store(partial(training.composer.compose, training.coordinator.epochs_ended))
         if decision.restored in kept:
             self._restore(kept[decision.restored])
-        if decision.stop or epoch + 1 >= context.spec.fit.epochs:
+        if decision.stop or epoch + 1 >= core.spec.fit.epochs:
             kept = {}
         self.spec = before.model_copy(update={"state": decision.state, "learning_rate": rate, "kept": kept})
 
     def _restore(self, artifact: str) -> None:
         """Continue with the weights and the untrained state of another epoch; the optimizer keeps its own."""
-        artifacts = self._context.server.artifacts
+        artifacts = self._parts.server.artifacts
         state = load_state(artifacts.path(artifact))
         weights = artifacts.put(dump_state(state.weights, {}, state.untrained))
         try:
-            self._training.composer.replace(weights)
+            self._parts.mailbox.call(partial(self._core.write, self._training, weights))
         finally:
             artifacts.delete(weights)

@@ -1,33 +1,46 @@
-"""Calls of the workers of one job: each sends a report and receives an instruction."""
+"""What the slots of one job bring: calls of workers, each a report and a request, and messages and ends of slots."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
-from nfdt.core.errors import AuthenticationFailed, NotStored
+from nfdt.core.errors import AuthenticationFailed, JobFailed, NfdtError, NotStored
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.channel import MESSAGE_BYTES
 from nfdt.core.wire.job_token import task_ticket, worker_of
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.messages import read_move, to_reply, to_report
-from nfdt.jobserver.job_context import JobContext
+from nfdt.jobserver.job_core import JobCore
 from nfdt.jobserver.job_slot import JobSlot
+from nfdt.jobserver.job_slots import QUICK_DEATHS, QUICK_S
+from nfdt.jobserver.outcome import PartLost, SlotError
+from nfdt.jobserver.pool_slot import PoolSlot, SlotMessageKind
 from nfdt.jobserver.worker_statistics import new_decisions, parse_statistics
+
+_log = logging.getLogger(__name__)
 
 MAX_WAIT_S = 30.0  # limit of one call of Next
 MAX_NAME = 80  # limit of a quoted name
+TOO_QUICK = (
+    f"{QUICK_DEATHS} workers in a row or more ended within {QUICK_S:.0f} s or before their first step, and nobody is "
+    "left from before: no more are started. If memory is short, use fewer workers on one machine or a smaller "
+    "batch_size."
+)
 
 
 class WorkerCalls:
     """Handler of the workers' calls of Next, each on its own thread.
 
     Args:
-        context: Parts of the job.
+        core: Core of the job.
     """
 
-    def __init__(self, context: JobContext) -> None:
-        self._context = context
+    def __init__(self, core: JobCore) -> None:
+        self._core, self._parts = core, core.parts
+        self._slots, self._mailbox = core.parts.slots, core.parts.mailbox
 
     def next(self, request: pb.NextRequest, alive: Callable[[], bool]) -> pb.NextReply:
         """Process a worker's report and wait for its next instruction, up to the time in the request.
@@ -37,35 +50,41 @@ class WorkerCalls:
         Raises:
             AuthenticationFailed: The token belongs to another worker.
         """
-        context = self._context
         self._authenticate(request)
-        if context.spec.method == "predict" and request.evaluated.metrics:
+        if self._core.spec.method == "predict" and request.evaluated.metrics:
             outputs = request.evaluated.metrics  # they would fill the memory
-            request.evaluated.metrics = context.store(lambda: context.server.artifacts.put(outputs)).encode()
-        report: ins.Report | None = to_report(request)
-        deadline = context.clock.now() + min(request.wait_s, MAX_WAIT_S)
-        with context.changed:
-            job_slot = context.slots.workers.get(request.worker)
-            if job_slot is None:
-                return to_reply(ins.Leave("The job has ended."))
-            if request.call and request.call <= job_slot.call:
-                report = None
-            else:
-                job_slot.call, job_slot.reply = request.call, None
-                self._take_statistics(job_slot, request.statistics_json)
-            while job_slot.call == request.call and job_slot.reply is None:
-                instruction = self._instruct(job_slot, request, report)
-                if report is not None:
-                    context.changed.notify_all()
-                    report = None
-                if not isinstance(instruction, ins.Wait):
-                    reply = to_reply(self._with_tickets(instruction, job_slot))
-                    job_slot.reply = _short(self._with_share(reply, job_slot), job_slot)
-                elif (left := deadline - context.clock.now()) <= 0 or not alive() or job_slot.slot.dismissed:
-                    break
-                else:
-                    context.changed.wait(left)
-            return (job_slot.reply if job_slot.call == request.call else None) or to_reply(ins.Wait())
+            stored = self._parts.store(lambda: self._parts.server.artifacts.put(outputs))
+            request.evaluated.metrics = stored.encode()
+        report = to_report(request)
+        self._mailbox.handle(lambda: self._receive(request, report))
+        reply = self._mailbox.wait(lambda: self._reply(request, alive), min(request.wait_s, MAX_WAIT_S))
+        return reply or to_reply(ins.Wait())
+
+    def _receive(self, request: pb.NextRequest, report: ins.Report) -> None:
+        job_slot = self._slots.workers.get(request.worker)
+        if job_slot is not None and not 0 < request.call <= job_slot.call:
+            job_slot.call, job_slot.reply = request.call, None
+            self._take_statistics(job_slot, request.statistics_json)
+            self._answer(job_slot, request, report)
+
+    def _reply(self, request: pb.NextRequest, alive: Callable[[], bool]) -> pb.NextReply | None:
+        """Return the answer to a call once there is one; Wait if a later call has replaced it, or nobody awaits it."""
+        job_slot = self._slots.workers.get(request.worker)
+        if job_slot is None:
+            return to_reply(ins.Leave("The job has ended."))
+        if job_slot.call != request.call:
+            return to_reply(ins.Wait())
+        if job_slot.reply is None:
+            self._answer(job_slot, request, None)
+        if job_slot.reply is None and (not alive() or job_slot.slot.dismissed):
+            return to_reply(ins.Wait())
+        return job_slot.reply
+
+    def _answer(self, job_slot: JobSlot, request: pb.NextRequest, report: ins.Report | None) -> None:
+        instruction = self._instruct(job_slot, request, report)
+        if not isinstance(instruction, ins.Wait):
+            reply = to_reply(self._with_tickets(instruction, job_slot))
+            job_slot.reply = _short(self._with_share(reply, job_slot), job_slot)
 
     def long_reply(self, request: pb.FetchReplyRequest) -> bytes:
         """Return the worker's answer with this number, encoded.
@@ -75,13 +94,13 @@ class WorkerCalls:
             NotStored: The worker has another answer by now, or the job has ended.
         """
         self._authenticate(request)
-        with self._context.changed:
-            job_slot = self._context.slots.workers.get(request.worker)
-            if job_slot is None or job_slot.long_replies != request.number:
-                raise NotStored(
-                    f"Answer {request.number} to {request.worker[:MAX_NAME]!r}: a newer one has replaced it."
-                )
-            return job_slot.long_reply
+        return self._mailbox.read(lambda: self._long_reply(request))
+
+    def _long_reply(self, request: pb.FetchReplyRequest) -> bytes:
+        job_slot = self._slots.workers.get(request.worker)
+        if job_slot is None or job_slot.long_replies != request.number:
+            raise NotStored(f"Answer {request.number} to {request.worker[:MAX_NAME]!r}: a newer one has replaced it.")
+        return job_slot.long_reply
 
     def take_rows(self, request: pb.TakeRowsRequest) -> pb.TakeRowsReply:
         """Give a worker rows of the dataset that it runs; none if there are no more.
@@ -89,30 +108,31 @@ class WorkerCalls:
         Raises:
             AuthenticationFailed: The token belongs to another worker.
         """
-        context = self._context
         self._authenticate(request)
-        with context.changed:
-            if context.training is None or context.ended:
-                return pb.TakeRowsReply()
-            pass_index = getattr(request, "pass")  # a Python keyword
-            coordinator = context.training.coordinator
-            split = coordinator.take_rows(request.worker, request.iteration, pass_index, request.number)
-            return pb.TakeRowsReply() if split is None else pb.TakeRowsReply(begin=split.begin, end=split.end)
+        return self._mailbox.read(lambda: self._take_rows(request))
+
+    def _take_rows(self, request: pb.TakeRowsRequest) -> pb.TakeRowsReply:
+        if self._core.training is None or self._core.ended:
+            return pb.TakeRowsReply()
+        pass_index = getattr(request, "pass")  # a Python keyword
+        coordinator = self._core.training.coordinator
+        split = coordinator.take_rows(request.worker, request.iteration, pass_index, request.number)
+        return pb.TakeRowsReply() if split is None else pb.TakeRowsReply(begin=split.begin, end=split.end)
 
     def _authenticate(self, request: pb.NextRequest | pb.TakeRowsRequest | pb.FetchReplyRequest) -> None:
-        if worker_of(self._context.token, request.job_token) != request.worker:
+        if worker_of(self._core.token, request.job_token) != request.worker:
             raise AuthenticationFailed(
-                f"Job {self._context.job_id}: expected the token that {request.worker[:MAX_NAME]!r} was assigned with. "
+                f"Job {self._parts.job_id}: expected the token that {request.worker[:MAX_NAME]!r} was assigned with. "
                 "Received: another one."
             )
 
     def _instruct(self, job_slot: JobSlot, request: pb.NextRequest, report: ins.Report | None) -> ins.Instruction:
-        if job_slot.gone or self._context.ended:
+        if job_slot.gone or self._core.ended:
             return ins.Leave("The job has ended.")
-        training = self._context.training
+        training = self._core.training
         if training is None or not job_slot.admitted or job_slot.failing_over:
             return ins.Wait()
-        recovery, slots = self._context.topology.recovery, self._context.slots
+        recovery, slots = self._core.topology.recovery, self._slots
         if request.incarnation != slots.incarnation and not (recovery is not None and recovery.running):
             training.coordinator.excuse(job_slot.name)  # its report is about shards that are gone
             return ins.Wait() if request.busy else read_move(slots.move_message(job_slot))
@@ -122,20 +142,20 @@ class WorkerCalls:
         """Add the tickets of leased tasks, which the worker shows to the shards."""
         if not isinstance(instruction, ins.Work):
             return instruction
-        key, name = self._context.slots.shard_key.encode(), job_slot.name.encode()
+        key, name = self._slots.shard_key.encode(), job_slot.name.encode()
         tasks = [replace(t, ticket=task_ticket(key, name, t.task, t.round, t.part)) for t in instruction.tasks]
         return replace(instruction, tasks=tuple(tasks))
 
     def _with_share(self, reply: pb.NextReply, job_slot: JobSlot) -> pb.NextReply:
         """Add the worker's share of the work to the beginning of an epoch."""
-        if reply.HasField("begin_epoch") and (share := self._context.topology.share(job_slot.name)) is not None:
+        if reply.HasField("begin_epoch") and (share := self._core.topology.share(job_slot.name)) is not None:
             reply.begin_epoch.share.CopyFrom(share)
         return reply
 
     def _take_statistics(self, job_slot: JobSlot, text: str) -> None:
         found = parse_statistics(text)
         for decision in new_decisions(job_slot.report, found):
-            self._context.job_log.record("codec", {"worker": job_slot.name, **decision})
+            self._parts.job_log.record("codec", {"worker": job_slot.name, **decision})
         job_slot.report = found or job_slot.report
 
 
@@ -148,3 +168,85 @@ def _short(reply: pb.NextReply, job_slot: JobSlot) -> pb.NextReply:
     job_slot.long_replies += 1
     job_slot.long_reply = encoded
     return pb.NextReply(long_reply=pb.LongReply(number=job_slot.long_replies, total_bytes=len(encoded)))
+
+
+class SlotEvents:
+    """Handler of the events that a slot of the job is ready, has finished, has failed, or is lost. Thread-safe.
+
+    Args:
+        core: Core of the job.
+    """
+
+    def __init__(self, core: JobCore) -> None:
+        self._core, self._parts = core, core.parts
+        self._slots, self._mailbox = core.parts.slots, core.parts.mailbox
+
+    def receive(self, slot: PoolSlot, kind: SlotMessageKind, message: pb.SlotMessage | None) -> None:
+        """Process one message; a :data:`~nfdt.jobserver.pool_slot.SlotListener`."""
+        if kind == "lost":  # on a gRPC thread shared by all streams, which must not wait for the process to end
+            self._mailbox.start(partial(self._lose, slot), f"end of {slot.name}")
+        elif kind == "draining":
+            self._mailbox.start(partial(self._hand_over, slot), f"end of {slot.name}")
+        else:
+            self._mailbox.handle(lambda: self._take(slot, kind, message))
+
+    def _lose(self, slot: PoolSlot) -> None:
+        end, hello = self._parts.server.end_of(slot.hello), slot.hello
+        how = str(end or f"its process ended ({hello.pid} on {hello.host}, slot {hello.name})")
+        self._mailbox.handle(lambda: self._take(slot, "lost", how=how))
+
+    def _hand_over(self, slot: PoolSlot) -> None:
+        """Move the shard of a slot that is about to end; a worker reports its step and leaves by itself."""
+        training, job_slot = self._mailbox.handle(lambda: (self._core.training, self._slots.job_slot_of(slot)))
+        if training is None or training.recovery is None or job_slot not in self._slots.shards:
+            return
+        try:
+            training.recovery.take()
+        except NfdtError as error:  # the shards go on from the snapshot before
+            _log.warning("job %s: no last snapshot of %s: %s", self._parts.job_id, job_slot.name, error)
+
+        def leave() -> bool:
+            leaves = job_slot.slot is slot and not job_slot.failing_over and not self._core.ended
+            return leaves and self._core.topology.lost(job_slot, "its process was asked to end")
+
+        if self._mailbox.handle(leave):
+            self._parts.server.pool.release(slot, self._parts.job_id)
+
+    def _take(
+        self, slot: PoolSlot, kind: SlotMessageKind, message: pb.SlotMessage | None = None, how: str = ""
+    ) -> None:
+        core, job_slot = self._core, self._slots.job_slot_of(slot)
+        if job_slot is None or job_slot.gone or core.ended:
+            return
+        if kind == "ready" and message is not None:
+            if message.ready.incarnation == self._slots.incarnation:
+                job_slot.address = message.ready.address
+        elif not (kind == "lost" and core.training is not None and core.topology.lost(job_slot, how)):
+            job_slot.gone = True
+            self._gone(job_slot, kind, message, how)
+
+    def _gone(self, job_slot: JobSlot, kind: SlotMessageKind, message: pb.SlotMessage | None, how: str) -> None:
+        error = SlotError(job_slot.name, message.failed, job_slot.members) if message and kind == "failed" else None
+        if error is not None and not (error.lost_connection and self._may_lose(job_slot)):
+            self._mailbox.end(error)
+        elif job_slot in self._slots.shards:
+            self._shard_gone(job_slot, how or "it stopped serving")
+        else:
+            self._worker_gone(job_slot, how if error is None else str(error))
+
+    def _may_lose(self, job_slot: JobSlot) -> bool:
+        """Whether the loss of a connection to a shard is only the loss of this worker."""
+        return self._core.topology.recovery is not None and job_slot not in self._slots.shards
+
+    def _shard_gone(self, job_slot: JobSlot, what: str) -> None:
+        hello = job_slot.slot.hello
+        text = f"{job_slot.name} is gone ({what}: process {hello.pid} on {hello.host}), with a part of the weights."
+        self._mailbox.end(PartLost(text) if self._core.topology.view.pushes else JobFailed(text))
+
+    def _worker_gone(self, job_slot: JobSlot, how: str) -> None:
+        asked = self._core.spec.cluster.emulate.kills(job_slot.index)
+        how = "it was killed, as emulate.fail asks" if how and asked else how
+        if self._core.training is not None:
+            self._core.training.coordinator.left(job_slot.name, how or "it left the job")
+        if how and not asked and not job_slot.slot.hello.ring and self._slots.died(job_slot, how):
+            self._mailbox.end(JobFailed(f"{self._slots.last_death}. {TOO_QUICK}"))

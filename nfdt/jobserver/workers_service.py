@@ -73,13 +73,13 @@ class WorkersService(workers_pb2_grpc.WorkersServicer):
         job = self._scheduler.job_of(request.job_id)
         if job is None:
             return pb.NextReply(leave=pb.Leave(reason=f"Job {request.job_id} has ended."))
-        return job.next(request, context.is_active)
+        return job.workers.next(request, context.is_active)
 
     @answering
     def FetchReply(self, request: pb.FetchReplyRequest, context: Any) -> Iterator[pb.FetchChunk]:
         """Send an answer to Next that was too long for a message."""
         job = self._scheduler.job_of(request.job_id)
-        data = memoryview(b"" if job is None else job.long_reply(request))
+        data = memoryview(b"" if job is None else job.workers.long_reply(request))
         for part in split(len(data)):
             yield pb.FetchChunk(offset=part.start, total_bytes=len(data), data=bytes(data[part]))
 
@@ -101,13 +101,13 @@ class WorkersService(workers_pb2_grpc.WorkersServicer):
     def TakeRows(self, request: pb.TakeRowsRequest, context: Any) -> pb.TakeRowsReply:
         """Give a worker rows of the job's dataset."""
         job = self._scheduler.job_of(request.job_id)
-        return pb.TakeRowsReply() if job is None else job.take_rows(request)
+        return pb.TakeRowsReply() if job is None else job.workers.take_rows(request)
 
     @answering
     def Fetch(self, request: pb.FetchRequest, context: Any) -> Iterator[pb.FetchChunk]:
         """Send an artifact of the job, or ranges of it."""
         job = self._scheduler.job_of(request.job_id)
-        if job is None or request.sha256 not in job.artifacts:
+        if job is None or request.sha256 not in job.core.parts.fetchable:
             raise PolicyRefused(f"Artifact {request.sha256[:80]!r} is no part of job {request.job_id[:80]!r}.")
         wanted = [(one.offset, one.length) for one in request.ranges]
         chunks = (

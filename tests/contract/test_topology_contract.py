@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -14,13 +13,14 @@ from nfdt.core.clock import ManualClock
 from nfdt.core.errors import JobFailed
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.core.specs.presets import AXES, PRESETS
+from nfdt.jobserver.job_parts import JobParts
 from nfdt.jobserver.job_slot import JobSlot
 from nfdt.jobserver.job_slots import JobSlots
-from nfdt.jobserver.need import SlotNeed
+from nfdt.jobserver.mailbox import Mailbox
 from nfdt.jobserver.slot_pool import SlotPool
+from nfdt.jobserver.topologies import TOPOLOGIES, topology_class
 from nfdt.jobserver.topologies.base import Topology
-from nfdt.jobserver.topologies.context import TopologyContext
-from nfdt.jobserver.topologies.registry import TOPOLOGIES, topology_class
+from nfdt.jobserver.topologies.slot_supply import SlotNeed
 
 WORKERS, BATCH = 4, 32
 HOOKS = [name for name, _ in inspect.getmembers(Topology, inspect.isfunction) if not name.startswith("_")]
@@ -73,11 +73,7 @@ def make(name: str) -> Topology:
     spec = job(name)
     kind = topology_class(spec)
     slots = JobSlots(server, "job", spec, "", "token", lambda *message: None, kind.view.slots_wanted(spec))
-    condition = threading.Condition()
-    context = TopologyContext(
-        server, "job", slots, Log(), set(), Rings(), condition, lambda missing: None, lambda: None, lambda error: None
-    )
-    return kind(context, spec)
+    return kind(JobParts(server, "job", slots, Log(), set(), Rings(), Mailbox(server.clock)), spec)
 
 
 def test_every_choice_of_the_axis_is_registered():
@@ -126,9 +122,9 @@ def test_a_job_takes_at_most_one_slot_per_worker_from_the_pool(name):
 def test_a_start_can_be_repeated_while_slots_are_missing(name):
     topology = make(name)
     topology.start(1)
-    lines = list(topology.context.job_log)
+    lines = list(topology.parts.job_log)
     topology.start(1)
-    assert topology.context.job_log == lines
+    assert topology.parts.job_log == lines
     topology.give_up([], late=False)
 
 
@@ -162,7 +158,7 @@ def test_a_job_without_other_processes_has_the_defaults(name):
 def test_the_coordinator_begins_with_the_workers_that_are_there(name):
     topology = make(name)
     assert topology.coordinator_spec().cluster.workers == 1
-    slots = topology.context.slots
+    slots = topology.parts.slots
     for number in range(2):
         slots.workers[f"worker-{number}"] = JobSlot(SimpleNamespace(), f"worker-{number}", number)
     assert topology.coordinator_spec().cluster.workers == 2

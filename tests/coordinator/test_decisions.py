@@ -6,10 +6,9 @@ import pytest
 
 from nfdt.consistency import make_policy
 from nfdt.coordinator.decisions import Decisions
-from nfdt.coordinator.leasing import stream_warning
+from nfdt.coordinator.leasing import batch_sizes, stream_warning
 from nfdt.coordinator.membership import Member
 from nfdt.coordinator.online_planner import ShardLoad
-from nfdt.coordinator.speeds import batch_sizes
 from nfdt.core.work.instructions import TaskTime
 from nfdt.schedulers import LeaseBook, PlannedTasks, TaskPlan
 from nfdt.schedulers.group_shares import FixedSizes

@@ -5,9 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from nfdt.consistency.policies import Free
-from nfdt.coordinator.gate import Gate
 from nfdt.coordinator.membership import Membership
-from nfdt.coordinator.training import TrainingPhase
+from nfdt.coordinator.training import Gate, TrainingPhase
 from nfdt.core.work.instructions import BeginEpoch, Report, TaskTime, Wait, Work
 from nfdt.schedulers import LeaseBook, PlannedTasks, TaskPlan
 

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from nfdt.core.clock import SystemClock
 from nfdt.core.errors import PolicyRefused
+from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.store import JobStore
-from nfdt.core.program.state import load_state
+from nfdt.core.program.state import dump_state, load_state
+from nfdt.core.specs.callbacks import CallbacksSpec
 from nfdt.core.wire import jobs_pb2
 from nfdt.core.work.instructions import CallbackDecision
+from nfdt.jobserver.client_control import ClientControl
+from nfdt.jobserver.job_core import JobCore
+from nfdt.jobserver.mailbox import Mailbox
+from nfdt.jobserver.training_loop import DecisionHandler
 from tests.support.fakes import DEADLINE_S, of
 
 SAMPLES, STEPS = 12, 3  # batches of 4
@@ -112,6 +120,30 @@ def test_an_epoch_that_is_not_kept_is_not_restored(start, cluster):
     client, job, events, _ = run(start, cluster, 2, epoch_1={"restored": 7, "kept": [7]})
     assert events[-1][1]["state"] == "succeeded"
     assert untrained(client, client.show(job).result_artifact) == [2 * STEPS]
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["shards live", "shards lost meanwhile"])
+def test_shards_that_are_lost_after_a_restored_epoch_have_its_weights_too(lost, tmp_path):
+    artifacts, mailbox = ArtifactStore(tmp_path), Mailbox(SystemClock())
+    kept = artifacts.put(dump_state(np.full(3, 7.0, np.float32), {}, {}))
+    slots, written, stored = SimpleNamespace(incarnation=0), [], []
+
+    def renew(incarnation: int) -> bool:
+        if lost and not stored:
+            slots.incarnation = 1
+        stored.append(incarnation)
+        return slots.incarnation == incarnation
+
+    training = SimpleNamespace(
+        composer=SimpleNamespace(replace=lambda name: written.append(load_state(artifacts.path(name)).weights[0])),
+        recovery=SimpleNamespace(renew=renew),
+    )
+    spec = SimpleNamespace(callbacks=CallbacksSpec(members=(), state="", kept={0: kept}), fit=SimpleNamespace(epochs=9))
+    parts = SimpleNamespace(mailbox=mailbox, slots=slots, server=SimpleNamespace(artifacts=artifacts))
+    core = JobCore(parts, None, "", SimpleNamespace(spec=spec), ClientControl(False, 0.0))
+    DecisionHandler(core, training).carry_out(1, CallbackDecision("", kept=(0,), restored=0))
+    assert written == [7.0] * (1 + lost)
+    assert stored == [0, 1][: 1 + lost]
 
 
 def test_a_restarted_server_goes_on_with_the_callbacks_of_the_last_epoch(cluster):

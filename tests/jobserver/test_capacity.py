@@ -6,7 +6,7 @@ from nfdt.coordinator.topology_view import view_of
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec
-from nfdt.jobserver.capacity import Capacity, check_capacity
+from nfdt.jobserver.context import Capacity, check_capacity
 
 GIGABYTE = 2**30
 

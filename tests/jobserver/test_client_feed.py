@@ -1,12 +1,15 @@
 """Batches of a client: credits are announced once, batches reach the coordinator in order, nothing is queued twice."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
+from nfdt.core.clock import SystemClock
 from nfdt.core.errors import JobFailed, ProtocolError
 from nfdt.core.jobs.feed import StreamedBatch
-from nfdt.jobserver.client_feed import ClientFeed
+from nfdt.jobserver.client_requests import ClientFeed
+from nfdt.jobserver.mailbox import Mailbox
 from tests.support.simulated_cluster import SimulatedCluster, job
 
 CREDIT = 6  # of two workers: two batches each, and two more
@@ -21,18 +24,15 @@ class Fed:
 
     def __init__(self, epochs=1):
         self.cluster = SimulatedCluster(job(stream=True, interactive=False, epochs=epochs))
-        self.changed = threading.Condition()
-        self.failures: list[BaseException] = []
-        self.begun, self.ended = True, False
-        self.feed = ClientFeed(
-            self.changed,
-            coordinator=lambda: self.cluster.coordinator if self.begun else None,
-            has_ended=lambda: self.ended,
-            fail=self.failures.append,
-        )
+        self.mailbox = Mailbox(SystemClock())
+        self.state = SimpleNamespace(parts=SimpleNamespace(mailbox=self.mailbox), training=None, ended=False)
+        self.begin()
+        self.feed = ClientFeed(self.state)
         self.cluster.join(2)
-
         self.client = self.feed.open()
+
+    def begin(self):
+        self.state.training = SimpleNamespace(coordinator=self.cluster.coordinator)
 
     def offer(self, batch):
         self.feed.offer(self.client, batch)
@@ -112,35 +112,33 @@ def test_the_next_epoch_has_credit_of_its_own():
 
 def test_an_iterator_that_raises_fails_the_job(fed):
     fed.feed.end(0, "ValueError: broken row")
-    assert [type(failure) for failure in fed.failures] == [JobFailed]
-    assert "broken row" in str(fed.failures[0])
+    with pytest.raises(JobFailed, match="broken row"):
+        fed.mailbox.check()
 
 
 def test_before_training_nothing_is_granted_and_batches_are_dropped(fed):
-    fed.begun = False
+    fed.state.training = None
     assert fed.feed.grant(0) is None
     fed.offer(batch(0))
     fed.feed.end(0)
-    fed.begun = True
+    fed.begin()
     assert granted(fed) == (0, CREDIT)
 
 
 def test_a_job_that_has_ended_grants_nothing(fed):
     assert not fed.feed.closed
-    fed.ended = True
+    fed.state.ended = True
     assert fed.feed.closed
     assert fed.feed.grant(60) is None
     fed.offer(batch(0))
 
 
 def test_a_waiting_client_is_granted_credit_when_training_begins(fed):
-    fed.begun = False
+    fed.state.training = None
     granted = []
     waiting = threading.Thread(target=lambda: granted.append(fed.feed.grant(60)), daemon=True)
     waiting.start()
-    with fed.changed:
-        fed.begun = True
-        fed.changed.notify_all()
+    fed.mailbox.handle(fed.begin)
     waiting.join(60)
     assert [credit.batches for credit in granted] == [CREDIT]
 
@@ -150,7 +148,7 @@ def test_a_waiting_client_is_granted_credit_when_training_begins(fed):
 
 @pytest.fixture
 def narrow(monkeypatch):
-    monkeypatch.setattr("nfdt.coordinator.stream_feed.MOST_BYTES", 10)
+    monkeypatch.setattr("nfdt.coordinator.epochs.MOST_BYTES", 10)
 
 
 def large(step: int, size: int = 6) -> StreamedBatch:
@@ -196,7 +194,7 @@ def test_nobody_waits_for_room_in_vain(end, fed, narrow):
     fed.offer(large(0))
     thread = waiting(fed, 6)
     if end == "the job ends":
-        fed.ended = True
+        fed.state.ended = True
     else:
         fed.feed.open()
         fed.offer(large(1))
@@ -206,7 +204,7 @@ def test_nobody_waits_for_room_in_vain(end, fed, narrow):
 
 
 def test_without_room_for_long_a_batch_is_taken_all_the_same(fed, narrow, monkeypatch):
-    monkeypatch.setattr("nfdt.jobserver.client_feed.FULL_S", 0.0)
+    monkeypatch.setattr("nfdt.jobserver.client_requests.FULL_S", 0.0)
     fed.offer(large(0))
     fed.feed.await_room(fed.client, 0, 6)
     assert not fed.cluster.coordinator.has_room(0, 6)

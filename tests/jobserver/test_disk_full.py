@@ -14,7 +14,7 @@ from nfdt.core.errors import NotStored
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.wire import jobs_pb2
-from nfdt.jobserver import full_disk
+from nfdt.jobserver import job_log
 from nfdt.jobserver.job_log import JobLog
 from tests.support.fakes import DEADLINE_S, of
 
@@ -125,7 +125,7 @@ def test_a_job_trains_to_its_end_on_a_full_disk_and_its_events_are_written_once_
 
 
 def test_a_job_fails_with_the_reason_when_the_disk_stays_full(start, cluster, disk, gate, ended, monkeypatch):
-    monkeypatch.setattr(full_disk, "LIMIT_S", 0.2)
+    monkeypatch.setattr(job_log, "LIMIT_S", 0.2)
     client = start(shards=1)
     cluster.add("worker", on_task=gate)
     disk.fill(all_but_queued)
@@ -157,7 +157,7 @@ def test_the_state_at_the_end_of_an_epoch_waits_for_room_and_the_job_reports_it_
 
 
 def test_a_job_fails_when_there_is_no_room_for_its_state(start, folder, monkeypatch):
-    monkeypatch.setattr(full_disk, "LIMIT_S", 0.2)
+    monkeypatch.setattr(job_log, "LIMIT_S", 0.2)
     client = start(shards=1, workers=2)
     spec = client.spec()
     folder.full.set()

@@ -11,9 +11,8 @@ import pytest
 from nfdt.core.clock import SystemClock
 from nfdt.core.errors import JobCancelled, JobFailed, ServerUnreachable
 from nfdt.jobserver.job_slot import JobSlot
-from nfdt.jobserver.topologies.failover import LeaderFailover
-
-DEADLINE_S = 30.0
+from nfdt.jobserver.topologies.allreduce import LeaderFailover
+from tests.support.served_mailbox import DEADLINE_S, ServedMailbox
 
 
 class Shard:
@@ -94,63 +93,48 @@ class LostLeader:
 
     def __init__(self, monkeypatch) -> None:
         monkeypatch.setattr(JobSlot, "details", {})
-        self.ring, self.slots, self.changed = Ring(), JobSlots(), threading.Condition()
+        self.ring, self.slots, self.mailbox = Ring(), JobSlots(), ServedMailbox(SystemClock())
         self.clients, self.made = [Shard("first", alive=False), Shard("next")], 0
         self.coordinator = SimpleNamespace(fresh=True, resumed=lambda worker, details: self.slots.resumed.set())
-        self.failures: list[BaseException] = []
-        self.failed = threading.Event()
-        self.cause: BaseException | None = None
+        self.failures = self.mailbox.failures
         self.failover: LeaderFailover | None = None
 
     def connect(self) -> Shard:
         self.made += 1
         return self.clients[self.made - 1]
 
-    def check(self) -> None:
-        if self.cause is not None:
-            raise self.cause
-
-    def fail(self, error: BaseException) -> None:
-        self.failures.append(error)
-        self.failed.set()
-
     def make(self, deadline_s: float = DEADLINE_S) -> LeaderFailover:
-        context = SimpleNamespace(
+        parts = SimpleNamespace(
             server=SimpleNamespace(clock=SystemClock()),
             job_id="job-1",
             slots=self.slots,
-            changed=self.changed,
-            check=self.check,
-            fail=self.fail,
+            mailbox=self.mailbox,
             job_log=SimpleNamespace(retry=lambda: None, stalled=lambda missing, seconds: None),
         )
-        self.failover = LeaderFailover(context, self.coordinator, self.ring, self.connect, deadline_s)
+        self.failover = LeaderFailover(parts, self.coordinator, self.ring, self.connect, deadline_s)
         return self.failover
 
     def lose(self, *positions: JobSlot) -> None:
-        with self.changed:
+        def lose() -> None:
             for position in positions or (self.slots.shards[0], self.slots.worker):
                 self.failover.lose(position, "it was killed")
-            self.changed.notify_all()
+
+        self.mailbox.handle(lose)
 
     def begin(self, deadline_s: float = DEADLINE_S) -> LeaderFailover:
         self.make(deadline_s)
         self.lose()
         return self.failover
 
-    def wait_until(self, condition) -> None:
-        with self.changed:
-            assert self.changed.wait_for(condition, DEADLINE_S)
-
 
 @pytest.fixture
 def lost(monkeypatch):
     lost = LostLeader(monkeypatch)
     yield lost
-    with lost.changed:
-        if lost.failover is not None:
-            lost.failover.close()
-            lost.failover.shards.close()
+    if lost.failover is not None:
+        lost.mailbox.handle(lost.failover.close)
+        lost.failover.shards.close()
+    lost.mailbox.close()
 
 
 def test_the_next_rank_is_acquired_asked_to_serve_and_then_to_work(lost):
@@ -210,7 +194,7 @@ def test_a_leader_that_does_not_answer_is_replaced_once_its_loss_is_reported(los
     failover.shards.set_learning_rate(0.5)
     lost.lose()
     lost.slots.ranks.release(2)
-    lost.wait_until(lambda: silent.closed)
+    lost.mailbox.wait_until(lambda: silent.closed)
     lost.lose()
     assert lost.slots.resumed.wait(DEADLINE_S)
     assert failover.shards.read() == "next"
@@ -221,7 +205,7 @@ def test_a_leader_that_does_not_answer_is_replaced_once_its_loss_is_reported(los
 def test_a_ring_without_another_rank_fails_the_job_with_the_reason(lost, failure, reason):
     lost.ring.failure = failure
     failover = lost.begin(0.0)
-    assert lost.failed.wait(DEADLINE_S)
+    lost.mailbox.wait_until(lambda: lost.failures)
     assert reason in str(lost.failures[0])
     with pytest.raises(ServerUnreachable):
         failover.shards.read()
@@ -234,14 +218,12 @@ def test_whatever_goes_wrong_while_another_rank_is_started_fails_the_job(lost):
     lost.slots.serve = serve
     lost.slots.ranks.release()
     lost.begin()
-    assert lost.failed.wait(DEADLINE_S)
+    lost.mailbox.wait_until(lambda: lost.failures)
     assert "new thread" in str(lost.failures[0])
 
 
 def test_calls_to_the_leader_end_with_a_job_that_is_cancelled_while_there_is_none(lost):
     failover = lost.begin()
-    with lost.changed:
-        lost.cause = JobCancelled("enough")
-        lost.changed.notify_all()
+    lost.mailbox.end(JobCancelled("enough"))
     with pytest.raises(ServerUnreachable):
         failover.shards.read()

@@ -116,7 +116,7 @@ def test_all_workers_gone_fails_the_job_with_the_reason(start, cluster, gate):
 
 
 def test_a_job_whose_workers_may_be_replaced_no_more_does_not_wait_for_ever(start, cluster, gate, monkeypatch):
-    monkeypatch.setattr("nfdt.jobserver.topologies.replacement.ALONE_S", 0.0)
+    monkeypatch.setattr("nfdt.jobserver.topologies.slot_supply.ALONE_S", 0.0)
     monkeypatch.setattr("nfdt.jobserver.job_slots.SPARE_JOINS", -2)  # of one worker: no other may take over
     client = start(shards=1)
     (victim,) = cluster.add("worker", on_task=gate)
@@ -357,9 +357,9 @@ def test_a_worker_whose_slot_is_given_up_gets_no_more_work(start, cluster, gate)
     job = client.submit(client.spec(epochs=1, workers=1, samples=400))
     assert gate.reached.wait(DEADLINE_S)
     run = cluster.server._scheduler.job_of(job)
-    run.slots.workers["worker-0"].gone = True
-    token = worker_token(run._context.token, "worker-0")
-    reply = run.next(workers_pb2.NextRequest(job_id=job, worker="worker-0", job_token=token), lambda: True)
+    run.core.parts.slots.workers["worker-0"].gone = True
+    token = worker_token(run.core.token, "worker-0")
+    reply = run.workers.next(workers_pb2.NextRequest(job_id=job, worker="worker-0", job_token=token), lambda: True)
     assert reply.WhichOneof("instruction") == "leave"
     client.control(job, cancel=jobs_pb2.Cancel())
 

@@ -15,8 +15,7 @@ from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.messages import MOST_CHARACTERS, MOST_LINES
-from nfdt.jobserver.full_disk import LIMIT_S
-from nfdt.jobserver.job_log import JobLog
+from nfdt.jobserver.job_log import LIMIT_S, JobLog
 from nfdt.jobserver.outcome import JobOutcome
 
 LONG = "x" * 10_000  # needs more pages than the database has

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nfdt.core.errors import ServerUnreachable
-from nfdt.jobserver import moving_shards
-from nfdt.jobserver.moving_shards import MovingShards
+from nfdt.jobserver.topologies import failover
+from nfdt.jobserver.topologies.failover import MovingShards
 
 DEADLINE_S = 60.0
 
@@ -49,7 +49,7 @@ def client(shards: Shards, deadline_s: float = DEADLINE_S) -> MovingShards:
 
 
 def test_a_call_is_repeated_with_shards_that_answer_later(monkeypatch):
-    monkeypatch.setattr(moving_shards, "RETRY_S", 0.0)
+    monkeypatch.setattr(failover, "RETRY_S", 0.0)
     shards = Shards(failures=3)
     client(shards).set_learning_rate(0.1)
     assert shards.calls == 4
@@ -63,7 +63,7 @@ def test_a_call_is_repeated_with_successors():
 
 
 def test_a_call_that_is_never_answered_fails_after_its_deadline(monkeypatch):
-    monkeypatch.setattr(moving_shards, "RETRY_S", 0.0)
+    monkeypatch.setattr(failover, "RETRY_S", 0.0)
     with pytest.raises(ServerUnreachable, match="No shard answers"):
         client(Shards(failures=10**9), deadline_s=0.01).set_learning_rate(0.1)
 

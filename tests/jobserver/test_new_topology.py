@@ -11,8 +11,8 @@ from nfdt.core.errors import JobFailed
 from nfdt.core.specs.axis_facts import TOPOLOGY_FACTS, TopologyFacts
 from nfdt.core.specs.presets import AXES
 from nfdt.core.wire import workers_pb2
+from nfdt.jobserver.topologies import TOPOLOGIES
 from nfdt.jobserver.topologies.base import Topology
-from nfdt.jobserver.topologies.registry import TOPOLOGIES
 from tests.support.fakes import of
 
 NAME = "pairs"
@@ -42,7 +42,7 @@ class PairsTopology(Topology):
             raise JobFailed("The pairs did not come up.")
 
     def replace_lost(self, coordinator, now):
-        if not self.context.slots.living():
+        if not self.parts.slots.living():
             coordinator.fail("All pairs are gone.")
 
     def share(self, worker):

@@ -16,7 +16,7 @@ from nfdt.core.errors import UsageError
 from nfdt.core.jobs.rights import ensure_token_file, read_tokens
 from nfdt.core.wire import jobs_pb2
 from nfdt.jobserver.main import ServerOptions, serve
-from nfdt.jobserver.options import shard_host
+from nfdt.jobserver.server_parts import shard_host
 from nfdt.launch.machine import find_gpus, is_own_address, reachable_host
 from tests.support.fakes import DEADLINE_S, TOKEN, Client, of
 

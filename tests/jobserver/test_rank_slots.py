@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.jobserver.placement import place_groups, reachable_members, returning_slots
 from nfdt.jobserver.pool_slot import PoolSlot, SlotUser
-from nfdt.jobserver.rank_slots import place_groups, reachable_members, returning_slots
 from nfdt.jobserver.slot_pool import SlotPool
 
 

@@ -107,10 +107,10 @@ def test_a_worker_whose_connection_is_cut_goes_on_and_nothing_is_done_twice(clus
 @pytest.mark.parametrize("most", [MESSAGE_BYTES, 0], ids=["short", "long"])
 def test_a_call_whose_answer_was_lost_is_answered_again_and_counts_once(most, cluster, relay, monkeypatch):
     """Cut the connection whenever the server has answered: every third answer is lost."""
-    from nfdt.jobserver.job import Job
+    from nfdt.jobserver.worker_calls import WorkerCalls
 
     monkeypatch.setattr("nfdt.jobserver.worker_calls.MESSAGE_BYTES", most)
-    real, calls = Job.next, []
+    real, calls = WorkerCalls.next, []
 
     def lose(run, request, alive):
         reply = real(run, request, alive)
@@ -120,7 +120,7 @@ def test_a_call_whose_answer_was_lost_is_answered_again_and_counts_once(most, cl
             relay.mend()
         return reply
 
-    monkeypatch.setattr(Job, "next", lose)
+    monkeypatch.setattr(WorkerCalls, "next", lose)
     (slot,) = slots_of(cluster, relay.address)
     client = cluster.client()
     events = client.finish(client.submit(client.spec(epochs=3, workers=1)))
@@ -225,9 +225,9 @@ def test_a_call_that_comes_late_is_not_taken_for_a_new_one(cluster, relay, gate)
     assert gate.reached.wait(DEADLINE_S)
     found = cluster.server._scheduler.job_of(job)
     late = pb.NextRequest(job_id=job, worker="worker-0", call=1, finished=[pb.Finished(task=2, samples=4)], wait_s=5)
-    late.job_token = worker_token(found._context.token, "worker-0")
-    assert found.next(late, lambda: True).WhichOneof("instruction") == "wait"
-    book = found._context.training.coordinator._run.training.book
+    late.job_token = worker_token(found.core.token, "worker-0")
+    assert found.workers.next(late, lambda: True).WhichOneof("instruction") == "wait"
+    book = found.core.training.coordinator._run.training.book
     assert [task.task for task in book.held("worker-0")] == [2]
     gate.open.set()
     assert client.finish(job)[-1][1]["state"] == "succeeded"
@@ -240,14 +240,14 @@ def test_only_its_worker_fetches_a_long_answer_and_only_the_last(cluster, relay,
     job = client.submit(client.spec(epochs=1, workers=1))
     assert gate.reached.wait(DEADLINE_S)
     found = cluster.server._scheduler.job_of(job)
-    number = found.slots.workers["worker-0"].long_replies
+    number = found.core.parts.slots.workers["worker-0"].long_replies
     request = pb.FetchReplyRequest(job_id=job, worker="worker-0", number=number)
     with pytest.raises(AuthenticationFailed, match="worker-0"):
-        found.long_reply(request)
-    request.job_token = worker_token(found._context.token, "worker-0")
-    assert pb.NextReply.FromString(found.long_reply(request)).work.tasks[0].task <= 2
+        found.workers.long_reply(request)
+    request.job_token = worker_token(found.core.token, "worker-0")
+    assert pb.NextReply.FromString(found.workers.long_reply(request)).work.tasks[0].task <= 2
     request.number -= 1
     with pytest.raises(NotStored, match="newer"):
-        found.long_reply(request)
+        found.workers.long_reply(request)
     gate.open.set()
     assert client.finish(job)[-1][1]["state"] == "succeeded"

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nfdt.jobserver.topologies.replacement import ALONE_S, WorkerReplacement
+from nfdt.jobserver.topologies.slot_supply import ALONE_S, WorkerReplacement
 
 PATIENCE_S = 120.0
 

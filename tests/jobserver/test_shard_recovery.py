@@ -1,4 +1,4 @@
-"""Snapshots of a job's shards, and their restoration: what the threads around the state machine do, and when."""
+"""Snapshots of a job's shards, and their restoration: what the carrier of the state machine does, and when."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from nfdt.jobserver.job_slot import JobSlot, ShardState
 from nfdt.jobserver.shard_clients import ShardSnapshot
 from nfdt.jobserver.topologies.shard_recovery import ShardRecovery
 from tests.support.restorable_cluster import RestorableCluster
+from tests.support.served_mailbox import DEADLINE_S, ServedMailbox
 from tests.support.simulated_cluster import job
-
-DEADLINE_S = 30.0
 
 
 class ShardsClient:
@@ -111,48 +110,39 @@ class Job:
         for worker in self.cluster.workers.values():
             worker.ask()
         self.machine = self.cluster.coordinator.recovery
-        self.artifacts, self.changed, self.slots = ArtifactStore(folder), threading.Condition(), Slots(job(preset))
-        self.log, self.fetchable, self.failures, self.failed = JobLog(), set(), [], threading.Event()
-        self.cause: BaseException | None = None
+        self.artifacts, self.slots = ArtifactStore(folder), Slots(job(preset))
+        self.log, self.fetchable, self.mailbox = JobLog(), set(), ServedMailbox(self.cluster.clock)
+        self.failures = self.mailbox.failures
         self.clients: list[ShardsClient] = []
         self.connected: Callable[[ShardsClient], None] = lambda client: None
-        context = SimpleNamespace(
+        parts = SimpleNamespace(
             server=SimpleNamespace(clock=self.cluster.clock, artifacts=self.artifacts, launcher=None),
             job_id="job-1",
             slots=self.slots,
             job_log=self.log,
             fetchable=self.fetchable,
-            changed=self.changed,
-            check=self.check,
-            fail=self.fail,
+            mailbox=self.mailbox,
         )
-        self.recovery = ShardRecovery(context, self.cluster.coordinator, self.connect)
+        self.recovery = ShardRecovery(parts, self.cluster.coordinator, self.connect)
 
     def connect(self) -> ShardsClient:
         self.clients.append(ShardsClient(float(len(self.clients))))
         self.connected(self.clients[-1])
         return self.clients[-1]
 
-    def check(self) -> None:
-        if self.cause is not None:
-            raise self.cause
-
-    def fail(self, error: BaseException) -> None:
-        self.failures.append(error)
-        self.failed.set()
-
     def lose(self, number: int = 0) -> None:
-        with self.changed:
+        def lose() -> None:
             self.clients[-1].alive = False
             self.recovery.lose(self.slots.shards[number], "it was killed")
-            self.changed.notify_all()
+
+        self.mailbox.handle(lose)
+
+    def failed(self) -> bool:
+        self.mailbox.wait_until(lambda: self.failures)
+        return True
 
     def restored(self, attempt: int = 1) -> None:
-        self.wait_until(lambda: self.machine.serves(attempt))
-
-    def wait_until(self, condition: Callable[[], bool]) -> None:
-        with self.changed:
-            assert self.changed.wait_for(condition, DEADLINE_S)
+        self.mailbox.wait_until(lambda: self.machine.serves(attempt))
 
     def restore_now(self) -> None:
         self.lose()
@@ -180,10 +170,9 @@ def make(tmp_path) -> Iterator[Callable[..., Job]]:
 
     yield make
     for each in jobs:
-        with each.changed:
-            each.recovery.close()
-            each.changed.notify_all()
+        each.mailbox.handle(each.recovery.close)
         each.recovery.shards.close()
+        each.mailbox.close()
 
 
 def in_background(call: Callable[[], object]) -> tuple[threading.Thread, list]:
@@ -270,9 +259,11 @@ def test_shards_without_a_slot_are_announced_and_fail_the_job_in_the_end(make):
     job = make()
     job.lose()
     job.cluster.clock.advance(20.0)
-    job.wait_until(lambda: ("stalled", {"waiting_for": ["a slot for shard-0"], "since_s": 20.0}) in job.log.events)
+    job.mailbox.wait_until(
+        lambda: ("stalled", {"waiting_for": ["a slot for shard-0"], "since_s": 20.0}) in job.log.events
+    )
     job.cluster.clock.advance(160.0)
-    assert job.failed.wait(DEADLINE_S)
+    assert job.failed()
     assert "A lost shard could not be restored. a slot for shard-0 did not come up within 180 s" in str(job.failures[0])
     with pytest.raises(ServerUnreachable):
         job.recovery.shards.flush()
@@ -291,7 +282,7 @@ def test_shards_that_do_not_start_fail_the_job_by_name(make):
     job.lose()
     assert started.wait(DEADLINE_S)
     job.cluster.clock.advance(180.0)
-    assert job.failed.wait(DEADLINE_S)
+    assert job.failed()
     assert "restored. shard-1 did not come up within 180 s" in str(job.failures[0])
 
 
@@ -304,7 +295,7 @@ def test_whatever_goes_wrong_in_a_restoration_fails_the_job_with_the_reason(make
     job.slots.serve = serve
     job.slots.free.release()
     job.lose()
-    assert job.failed.wait(DEADLINE_S)
+    assert job.failed()
     assert "could not be restored. RuntimeError: can't start new thread" in str(job.failures[0])
     assert job.machine.stage == "closed"
 
@@ -313,8 +304,7 @@ def test_calls_to_the_shards_end_with_a_job_that_is_cancelled_in_a_restoration(m
     job = make()
     job.lose()
     thread, answers = in_background(lambda: pytest.raises(ServerUnreachable, job.recovery.shards.flush))
-    with job.changed:
-        job.cause = JobCancelled("enough")
+    job.mailbox.end(JobCancelled("enough"))
     thread.join(DEADLINE_S)
     assert len(answers) == 1
 
@@ -322,13 +312,26 @@ def test_calls_to_the_shards_end_with_a_job_that_is_cancelled_in_a_restoration(m
 def test_nothing_is_started_for_a_job_that_ends_or_goes_on_in_groups(make):
     job = make()
     job.lose()
-    with job.changed:
-        job.recovery.close()
+    job.mailbox.handle(job.recovery.close)
     job.slots.free.release()
     assert not job.recovery.running
-    assert not job.recovery._proceed()
+    assert job.recovery._look() is None
     assert job.slots.incarnation == 0
     assert job.failures == []
+
+
+def test_a_restoration_whose_thread_cannot_start_fails_the_job(make, monkeypatch):
+    job = make()
+
+    def start(slow: Callable[[], None], name: str) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(job.mailbox, "start", start)
+    job.slots.free.release()
+    job.lose()
+    assert job.failed()
+    assert "could not be restored. RuntimeError: can't start new thread" in str(job.failures[0])
+    assert job.machine.stage == "closed"
 
 
 # ---- snapshots
@@ -409,17 +412,21 @@ def test_after_shards_that_do_not_answer_rounds_go_on_and_the_next_snapshot_succ
 
 def test_a_snapshot_waits_for_the_end_of_a_round(make):
     job = make("bsp")
-    with job.changed:
+
+    def turn() -> None:
+        for name in job.cluster.workers:
+            job.cluster.turn(name)
+
+    def begin() -> None:
         for worker in job.cluster.workers.values():
             worker.do()
             worker.ask()
+
+    job.mailbox.handle(begin)
     thread, answers = in_background(job.recovery.take)
-    job.wait_until(lambda: job.machine.taking) if not job.machine.taking else None
+    job.mailbox.wait_until(lambda: job.machine.taking) if not job.machine.taking else None
     for _ in range(6):
-        with job.changed:
-            for name in job.cluster.workers:
-                job.cluster.turn(name)
-            job.changed.notify_all()
+        job.mailbox.handle(turn)
     thread.join(DEADLINE_S)
     assert answers == [True]
 
@@ -443,17 +450,25 @@ def test_a_snapshot_waits_for_another_one(make):
     assert job.weights() == [7.0] * 3
 
 
+def test_nothing_waits_longer_for_a_snapshot_than_its_limit(make, monkeypatch):
+    job = make()
+    monkeypatch.setattr("nfdt.jobserver.topologies.shard_recovery.SNAPSHOT_S", 0.0)
+    assert job.machine.begin_snapshot()
+    with pytest.raises(NotStored, match="Another snapshot of the shards has taken more than 0 s"):
+        job.recovery.take()
+    job.recovery.forget()
+    assert job.log.newest is None  # left to the server's quota
+
+
 def test_snapshots_are_taken_when_they_are_due_also_after_one_that_failed(make):
     job, tried = make(), threading.Semaphore(0)
     job.clients[0].before = tried.release
     for alive in (False, True):
-        with job.changed:
-            job.clients[0].alive = alive
-            job.cluster.clock.advance(job.machine.due_at - job.cluster.clock.now())
-            job.changed.notify_all()
+        job.clients[0].alive = alive
+        job.cluster.clock.advance(job.machine.due_at - job.cluster.clock.now())
         assert tried.acquire(timeout=DEADLINE_S)
-        job.wait_until(lambda: not job.machine.taking) if job.machine.taking else None
-    job.wait_until(lambda: job.log.newest is not None)
+        job.mailbox.wait_until(lambda: not job.machine.taking) if job.machine.taking else None
+    job.mailbox.wait_until(lambda: job.log.newest is not None)
 
 
 def test_the_last_snapshot_is_deleted_with_the_result_of_the_job(make):
@@ -520,7 +535,6 @@ def test_without_room_for_the_state_the_job_goes_on_but_may_lose_no_shard(make):
 
 def test_a_state_is_not_stored_twice_for_a_job_that_goes_on_in_groups(make):
     job = make()
-    with job.changed:
-        job.recovery.close()
+    job.mailbox.handle(job.recovery.close)
     assert job.recovery.renew(0)
     assert job.stored == set()

@@ -14,8 +14,7 @@ from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.spans import CAPACITY, COMPUTE, SPAN, WAIT, SpanRing, read_spans, track_of
-from nfdt.jobserver.job_log import JobLog
-from nfdt.jobserver.slot_notes import SlotNotes
+from nfdt.jobserver.job_log import JobLog, SlotNotes
 from nfdt.worker.span_sender import ClockEstimate, delivered_spans
 
 

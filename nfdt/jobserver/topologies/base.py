@@ -1,46 +1,47 @@
-"""Protocol of a topology: start, connection, replacement and configuration of one job's workers."""
+"""Base class of topologies: start, connection, replacement and configuration of one job's workers."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.topology_view import TopologyView
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.context import ServerContext
+from nfdt.jobserver.job_parts import JobParts
 from nfdt.jobserver.job_slot import JobSlot
-from nfdt.jobserver.need import SlotNeed
 from nfdt.jobserver.shard_clients import ShardClients
-from nfdt.jobserver.topologies.context import TopologyContext
 from nfdt.jobserver.topologies.shard_recovery import ShardRecovery
+from nfdt.jobserver.topologies.slot_supply import SlotNeed
 from nfdt.schedulers.group_shares import FixedSizes
 
 
-class Topology(Protocol):
+class Topology(ABC):
     """Topology that runs the workers of one job. Subclasses override the hooks that they need.
 
     The job calls :meth:`start` until its slots are registered, then :meth:`form`, :meth:`connect` and
-    :meth:`coordinator_spec` once, then the other methods during training. "Locked" in a docstring means that the caller
-    holds ``context.changed``.
+    :meth:`coordinator_spec` once, then the other methods during training. Only messages call methods that read or
+    change the job's state; :meth:`connect`, :meth:`review` and :meth:`explain` wait, on the job's own thread.
 
     Attributes:
         view: Pure properties of the topology.
-        context: Parts of the job.
+        parts: Parts of the job.
         spec: Current specification of the job.
         restores: Whether lost shards are restored; otherwise the loss of a shard ends the run.
         recovery: Snapshots of the shards, and their restoration; None before :meth:`connect`.
     """
 
     view: ClassVar[TopologyView]
-    context: TopologyContext
+    parts: JobParts
     spec: JobSpec
     restores: ClassVar[bool] = False
     recovery: ShardRecovery | None = None
 
-    def __init__(self, context: TopologyContext, spec: JobSpec) -> None:
-        self.context, self.spec = context, spec
+    def __init__(self, parts: JobParts, spec: JobSpec) -> None:
+        self.parts, self.spec = parts, spec
 
     @classmethod
     def admit(cls, server: ServerContext, spec: JobSpec) -> None:
@@ -54,19 +55,20 @@ class Topology(Protocol):
 
     # ---- start
 
+    @abstractmethod
     def start(self, shards: int) -> None:
         """Start processes for ``shards`` shards and for the workers in the background; can be called again.
 
         Raises:
             JobFailed: A process has ended that cannot be replaced.
         """
-        ...
 
     @property
     def awaited_slots(self) -> int:
         """Number of worker slots for ranks that the job waits for before its leaders can register; 0 for none."""
         return 0
 
+    @abstractmethod
     def give_up(self, short: Sequence[SlotNeed], *, late: bool) -> None:
         """End a job that cannot get its slots.
 
@@ -77,10 +79,9 @@ class Topology(Protocol):
         Raises:
             JobFailed: No more slots can be expected.
         """
-        ...
 
     def form(self) -> None:
-        """Start the parts that are required before training; locked."""
+        """Start the parts that are required before training."""
         return None
 
     def connect(self, connect: Callable[[], ShardClients], coordinator: Coordinator) -> ShardClients:
@@ -89,7 +90,7 @@ class Topology(Protocol):
 
     def coordinator_spec(self) -> JobSpec:
         """Return the specification for the coordinator, with the current number of workers."""
-        count = max(1, len(self.context.slots.living()))
+        count = max(1, len(self.parts.slots.living()))
         spec = self.view.effective_spec(self.spec, groups=count)
         cluster = spec.cluster.model_copy(update={"workers": count})
         return spec.model_copy(update={"cluster": cluster})
@@ -105,12 +106,12 @@ class Topology(Protocol):
         """Copy new messages of launched processes into the job's log."""
         return None
 
+    @abstractmethod
     def replace_lost(self, coordinator: Coordinator, now: float) -> None:
-        """Replace lost workers, or fail the job when none is left; called once a second, locked."""
-        ...
+        """Replace lost workers, or fail the job when none is left; called once a second."""
 
     def lost(self, job_slot: JobSlot, how: str) -> bool:
-        """Handle the end of a slot's process, with its reason; locked.
+        """Handle the end of a slot's process, with its reason.
 
         Returns:
             Whether another process takes over, so that the slot's position in the job remains.
@@ -118,7 +119,7 @@ class Topology(Protocol):
         return False
 
     def prepare_epoch(self, coordinator: Coordinator) -> bool:
-        """Return whether the next epoch may begin; set its batch sizes if they depend on the workers; locked."""
+        """Return whether the next epoch may begin; set its batch sizes if they depend on the workers."""
         return True
 
     def review(self, coordinator: Coordinator, shards: ShardClients, remaining_s: float) -> Topology:
@@ -130,7 +131,7 @@ class Topology(Protocol):
         return self
 
     def share(self, worker: str) -> pb.GroupShare | None:
-        """Return a worker's share of the work in its next epoch; None: the worker decides itself. Locked."""
+        """Return a worker's share of the work in its next epoch; None: the worker decides itself."""
         return None
 
     def set_learning_rate(self, value: float) -> bool:
@@ -144,5 +145,5 @@ class Topology(Protocol):
         return error
 
     def close(self) -> None:
-        """End the job's background work; locked."""
+        """End the job's background work."""
         return None

@@ -1,36 +1,143 @@
-"""Failover of an elastic ring's leader, the rank that is registered at this server, and the thread of any failover.
-
-For the coordinator the ring is one worker and one shard, whichever rank is the leader.
-So a lost leader is no lost worker: calls to the shard wait for the next leader, which gets the last instruction again.
-"""
+"""Carrier of a failover of the processes that hold a job's weights, and the client of the shards that survives it."""
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.failover import Fail, FailoverMachine, Reach, Resume, Seek, Stalled, Start
 from nfdt.core.errors import JobFailed, ServerUnreachable
+from nfdt.core.program.state import State
+from nfdt.jobserver.job_parts import JobParts
 from nfdt.jobserver.job_slot import JobSlot
-from nfdt.jobserver.moving_shards import MovingShards
-from nfdt.jobserver.outcome import PartLost, explained
-from nfdt.jobserver.shard_clients import ShardClients
-from nfdt.jobserver.topologies.context import TopologyContext
-from nfdt.launch.ring import Ring
+from nfdt.jobserver.outcome import PartLost
+from nfdt.jobserver.shard_clients import ShardClients, ShardSnapshot
 
-FAILOVER_S = 60.0  # time for a new leader in addition to the ring's own time limit
+_log = logging.getLogger(__name__)
+
+ShardReply = TypeVar("ShardReply")
+RETRY_S = 1.0  # time for successors, before a call that failed is repeated with the same shards
 FAILOVER_POLL_S = 0.2  # interval of checks for successors
 
 
-class Failover(ABC):
-    """Carrier of a :class:`FailoverMachine`: a thread for each series of losses, which replaces lost positions.
+class MovingShards:
+    """Client of shards that are replaced while the job runs: a call that fails is repeated, also with their successors.
 
-    "Locked" in a docstring means that the caller holds ``context.changed``.
+    It is a :class:`~nfdt.jobserver.shard_clients.ShardClients`.
 
     Args:
-        context: Parts of the job.
+        current: Client of the first shards.
+        deadline_s: Time limit for periods without an answer, in seconds.
+        what: What does not answer after that time, for the error.
+        repeats_writes: Whether successors lack what was written since the end of the last epoch.
+
+    Attributes:
+        closed: Whether the job has ended.
+    """
+
+    def __init__(self, current: ShardClients, deadline_s: float, what: str, repeats_writes: bool = False) -> None:
+        self._current, self._deadline_s, self._what, self._repeats_writes = current, deadline_s, what, repeats_writes
+        self._retired: list[ShardClients] = []
+        self._changed = threading.Condition()
+        self._rate: float | None = None  # None: that of the program
+        self._written: State | None = None  # since the end of the last epoch
+        self.closed = False
+
+    def repeat(self, following: ShardClients, *, fresh: bool) -> None:
+        """Repeat what successors may lack, before they replace the current shards.
+
+        ``fresh``: no step of the epoch is trained yet.
+        """
+        if self._rate is not None:
+            following.set_learning_rate(self._rate)
+        if self._written is not None and fresh:
+            following.write(self._written)
+
+    def replace(self, current: ShardClients) -> None:
+        """Set the client of the successors; calls to the shards before fail, and are repeated."""
+        with self._changed:
+            retired, self._current = self._current, current
+            self._retired.append(retired)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Fail running calls, and stop waiting for successors."""
+        with self._changed:
+            self.closed = True
+            self._changed.notify_all()
+        for shards in (*self._retired, self._current):
+            shards.close()
+
+    def _call(self, call: Callable[[ShardClients], ShardReply]) -> ShardReply:
+        until, failed = time.monotonic() + self._deadline_s, False
+        current = self._wait_for_other_than(None)
+        while True:
+            try:
+                return call(current)
+            except ServerUnreachable as error:
+                if time.monotonic() > until:
+                    raise self._silence() from None
+                if not failed:
+                    _log.info("%s Trying again for %.0f s.", error, self._deadline_s)
+                failed = True
+            current = self._wait_for_other_than(current)
+
+    def _wait_for_other_than(self, tried: ShardClients | None) -> ShardClients:
+        """Return the successors of shards that did not answer, or the same ones if there are no successors yet."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.closed or self._current is not tried, RETRY_S)
+            if self.closed:
+                raise self._silence()
+            return self._current
+
+    def _silence(self) -> ServerUnreachable:
+        return ServerUnreachable(f"No {self._what} answers (time limit: {self._deadline_s:.0f} s).")
+
+    def flush(self) -> None:
+        """See :class:`ShardClients`."""
+        self._written = None
+        self._call(lambda shards: shards.flush())
+
+    def set_learning_rate(self, value: float) -> None:
+        """See :class:`ShardClients`."""
+        self._rate = value
+        self._call(lambda shards: shards.set_learning_rate(value))
+
+    def forget(self, worker: str, tasks: Sequence[int]) -> list[frozenset[int]]:
+        """See :class:`ShardClients`."""
+        return self._call(lambda shards: shards.forget(worker, tasks))
+
+    def statistics(self) -> list[Any]:
+        """See :class:`ShardClients`."""
+        return self._call(lambda shards: list(shards.statistics()))
+
+    def read(self) -> State:
+        """See :class:`ShardClients`."""
+        return self._call(lambda shards: shards.read())
+
+    def write(self, state: State) -> None:
+        """See :class:`ShardClients`."""
+        self._written = state if self._repeats_writes else None
+        self._call(lambda shards: shards.write(state))
+
+    def snapshot(self, copied: Callable[[], None]) -> ShardSnapshot:
+        """See :class:`ShardClients`; not repeated, because it belongs to the shards that were asked."""
+        return self._wait_for_other_than(None).snapshot(copied)
+
+
+class Failover(ABC):
+    """Carrier of a :class:`FailoverMachine`: a timer for each series of losses, which replaces lost positions.
+
+    Only messages call it. Successors are called on a thread, which brings their answer as a message.
+
+    Args:
+        parts: Parts of the job.
         coordinator: Coordinator of the job.
         connect: Function that creates the client of the shards at their current addresses.
 
@@ -41,139 +148,85 @@ class Failover(ABC):
     _machine: FailoverMachine
     shards: MovingShards
 
-    def __init__(self, context: TopologyContext, coordinator: Coordinator, connect: Callable[[], ShardClients]) -> None:
-        self._context, self._slots, self._changed = context, context.slots, context.changed
+    def __init__(self, parts: JobParts, coordinator: Coordinator, connect: Callable[[], ShardClients]) -> None:
+        self._parts, self._slots, self._mailbox = parts, parts.slots, parts.mailbox
         self._coordinator, self._connect = coordinator, connect
 
     @property
     def running(self) -> bool:
-        """Whether parts are lost and not restored yet; locked."""
+        """Whether parts are lost and not restored yet."""
         return self._machine.restoring
 
     def lose(self, lost: JobSlot, how: str) -> None:
-        """Replace the process of a position in the background; locked."""
+        """Replace the process of a position."""
         lost.failing_over, lost.address = True, ""
         match self._machine.lost(lost.name, how):
             case Seek():
-                threading.Thread(target=self._run, name=f"failover of {self._context.job_id}", daemon=True).start()
+                self._mailbox.add_timer(self._look)
             case Fail(reason):
-                self._context.fail(PartLost(reason))
+                self._mailbox.end(PartLost(reason))
 
     def close(self) -> None:
-        """End the failover of the job; locked."""
+        """End the failover of the job."""
         self._machine.close()
 
-    def _run(self) -> None:
+    def _look(self) -> float | None:
+        """Report to the state machine until it serves again, and do what it answers; a timer."""
+        job_id = self._parts.job_id
         try:
-            while self._proceed():
-                pass
+            while self._machine.stage in ("placing", "starting"):
+                self._mailbox.check()
+                self._parts.job_log.retry()
+                match self._machine.checked(self._missing()):
+                    case Start(attempt):
+                        self._mailbox.handle(partial(self._start, attempt))
+                    case Reach(attempt):
+                        self._mailbox.start(partial(self._reach, attempt, self._connect()), f"failover of {job_id}")
+                    case Stalled(missing, seconds):
+                        self._parts.job_log.stalled(list(missing), seconds)
+                    case Fail(reason):
+                        raise JobFailed(reason)
+                    case None:
+                        break
+        except Exception as error:  # the job waits for the successors
+            self._give_up(error)
+        return FAILOVER_POLL_S if self.running else None
+
+    def _reach(self, attempt: int, current: ShardClients) -> None:
+        """Call successors, and repeat what only the memory of the lost ones held; a slow call."""
+        answered = True
+        try:
+            try:
+                self.shards.repeat(current, fresh=self._mailbox.read(lambda: self._coordinator.fresh))
+                self.shards.replace(current)
+            except ServerUnreachable:  # lost again: the end is about to be reported
+                current.close()
+                answered = False
+            self._mailbox.handle(lambda: self._called(attempt, answered=answered))
         except Exception as error:  # the job waits for this thread
-            reason = self._reason(error)
-            with self._changed:
-                self._machine.close()
-                self._context.fail(reason)
-            self.shards.close()
+            self._give_up(error)
 
-    def _proceed(self) -> bool:
-        """Report to the state machine, and do what it answers; return whether parts are still lost."""
-        with self._changed:
-            if not self.running:
-                return False
-            self._context.check()
-            self._context.job_log.retry()
-            effect = self._machine.checked(self._missing())
-            match effect:
-                case Start(attempt):
-                    self._start(attempt)
-                case Stalled(missing, seconds):
-                    self._context.job_log.stalled(list(missing), seconds)
-                case Fail(reason):
-                    raise JobFailed(reason)
-                case None:
-                    self._changed.wait(FAILOVER_POLL_S)
-        return not isinstance(effect, Reach) or self._connected(effect.attempt)
+    def _called(self, attempt: int, *, answered: bool) -> None:
+        if (resume := self._machine.called(attempt, answered=answered)) is not None:
+            self._resume(resume)
 
-    def _connected(self, attempt: int) -> bool:
-        """Connect to successors, and repeat what only the memory of the lost ones held; see :meth:`_proceed`."""
-        current, answered = self._connect(), True
-        with self._changed:
-            fresh = self._coordinator.fresh
-        try:
-            self.shards.repeat(current, fresh=fresh)
-            self.shards.replace(current)
-        except ServerUnreachable:  # lost again: the end is about to be reported
-            current.close()
-            answered = False
-        with self._changed:
-            if (resume := self._machine.called(attempt, answered=answered)) is not None:
-                self._resume(resume)
-                self._changed.notify_all()
-            return self.running  # before the lock is free: the next loss gets a thread of its own
+    def _give_up(self, error: Exception) -> None:
+        self._mailbox.handle(self._machine.close)
+        self._mailbox.end(self._reason(error))
+        self.shards.close()
 
     @abstractmethod
     def _missing(self) -> Sequence[str]:
-        """Place lost positions, or look at those that start; return what is missing; locked."""
+        """Place lost positions, or look at those that start; return what is missing."""
 
     @abstractmethod
     def _start(self, attempt: int) -> None:
-        """Start the successors; locked."""
+        """Start the successors."""
 
     @abstractmethod
     def _resume(self, resume: Resume) -> None:
-        """Let the workers go on; locked."""
+        """Let the workers go on."""
 
-    @abstractmethod
     def _reason(self, error: Exception) -> BaseException:
         """Return the reason for the end of the job."""
-
-
-class LeaderFailover(Failover):
-    """Failover to the next leader of one job's ring, which takes the positions of the shard and the worker.
-
-    Args:
-        context: Parts of the job.
-        coordinator: Coordinator of the job.
-        ring: The ring.
-        connect: Function that creates the client of the shard at its current address.
-        deadline_s: Time limit of a failover, in seconds.
-    """
-
-    def __init__(
-        self,
-        context: TopologyContext,
-        coordinator: Coordinator,
-        ring: Ring,
-        connect: Callable[[], ShardClients],
-        deadline_s: float,
-    ) -> None:
-        too_late = (
-            f"The rank that spoke for the ring is gone. Expected: another one within {deadline_s:.0f} s. "
-            f"Received: none; see {ring.log}. Submit the job again."
-        )
-        super().__init__(context, coordinator, connect)
-        self._machine = FailoverMachine(context.server.clock, deadline_s, too_late)
-        self.shards = MovingShards(connect(), deadline_s, "rank of the ring", repeats_writes=True)
-        self._ring = ring
-
-    def _positions(self) -> list[JobSlot]:
-        return [*self._slots.shards, *self._slots.living()]
-
-    def _missing(self) -> Sequence[str]:
-        shard, worker = self._positions()
-        there = bool(shard.address)
-        if self._machine.stage == "placing":
-            there = shard.failing_over and worker.failing_over and self._slots.take_over(shard, worker)
-        if not there and (failure := self._ring.failure):
-            raise JobFailed(failure)
-        return [] if there else ["the next leader"]
-
-    def _start(self, attempt: int) -> None:
-        self._slots.start_shard(self._positions()[0])
-
-    def _resume(self, resume: Resume) -> None:
-        worker = self._positions()[1]
-        self._slots.start_worker(worker, 1)
-        self._coordinator.resumed(worker.name, dict(worker.details))
-
-    def _reason(self, error: Exception) -> BaseException:
-        return explained(self._ring, error)
+        return error

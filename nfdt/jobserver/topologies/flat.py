@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from nfdt.coordinator.coordinator import Coordinator
-from nfdt.coordinator.online_planner import ShardLoad
-from nfdt.coordinator.topology_view import FLAT, TopologyView
+from nfdt.coordinator.online_planner import ShardLoad, plan_event
+from nfdt.coordinator.topology_view import FLAT, TopologyView, grouped
+from nfdt.core.errors import JobFailed
+from nfdt.core.host.keras_backend import TENSORFLOW
+from nfdt.core.jobs.admission import backend_of
 from nfdt.core.specs.job import JobSpec
+from nfdt.jobserver.job_parts import JobParts
 from nfdt.jobserver.job_slot import JobSlot
-from nfdt.jobserver.need import SlotNeed
 from nfdt.jobserver.placement import machine_of
 from nfdt.jobserver.shard_clients import ShardClients
 from nfdt.jobserver.topologies.base import Topology
-from nfdt.jobserver.topologies.context import TopologyContext
-from nfdt.jobserver.topologies.replacement import WorkerReplacement
+from nfdt.jobserver.topologies.group_slots import GroupSlots
+from nfdt.jobserver.topologies.groups import GroupsTopology
 from nfdt.jobserver.topologies.shard_recovery import ShardRecovery
-from nfdt.jobserver.topologies.slot_supply import check_supply, launch_shards, launch_workers
-from nfdt.jobserver.topologies.switch import may_form_groups, switch_to_groups, workers_by_member
+from nfdt.jobserver.topologies.slot_supply import (
+    SlotNeed,
+    WorkerReplacement,
+    check_supply,
+    launch_shards,
+    launch_workers,
+)
+from nfdt.planning import Groups, PlanChoice
 
 
 class FlatTopology(Topology):
@@ -27,23 +37,23 @@ class FlatTopology(Topology):
     view: ClassVar[TopologyView] = FLAT
     restores = True
 
-    def __init__(self, context: TopologyContext, spec: JobSpec) -> None:
-        super().__init__(context, spec)
-        self._replacement = WorkerReplacement(context, self.view.slots_wanted(spec), spec.start_timeout_s)
-        self._may_form_groups = may_form_groups(context, self.view, spec)
+    def __init__(self, parts: JobParts, spec: JobSpec) -> None:
+        super().__init__(parts, spec)
+        self._replacement = WorkerReplacement(parts, self.view.slots_wanted(spec), spec.start_timeout_s)
+        self._may_form_groups = may_form_groups(parts, self.view, spec)
 
     def start(self, shards: int) -> None:
         """Make the server's launcher start missing slots."""
-        launch_shards(self.context.server, shards)
-        launch_workers(self.context.server, self.spec, self.spec.cluster.workers)
+        launch_shards(self.parts.server, shards)
+        launch_workers(self.parts.server, self.spec, self.spec.cluster.workers)
 
     def give_up(self, short: Sequence[SlotNeed], *, late: bool) -> None:
         """Fail if the launcher cannot start slots, or none is registered."""
-        check_supply(self.context.server, self.spec, short, late=late)
+        check_supply(self.parts.server, self.spec, short, late=late)
 
     def connect(self, connect: Callable[[], ShardClients], coordinator: Coordinator) -> ShardClients:
         """Return a client that continues with restored shards."""
-        self.recovery = ShardRecovery(self.context, coordinator, connect)
+        self.recovery = ShardRecovery(self.parts, coordinator, connect)
         return self.recovery.shards
 
     def replace_lost(self, coordinator: Coordinator, now: float) -> None:
@@ -53,7 +63,7 @@ class FlatTopology(Topology):
 
     def lost(self, job_slot: JobSlot, how: str) -> bool:
         """Restore a lost shard."""
-        if self.recovery is None or job_slot not in self.context.slots.shards:
+        if self.recovery is None or job_slot not in self.parts.slots.shards:
             return False
         self.recovery.lose(job_slot, how)
         return True
@@ -62,21 +72,116 @@ class FlatTopology(Topology):
         """Change to groups if the planner expects a gain; tried once."""
         if not self._may_form_groups:
             return self
-        load = ShardLoad.of(shards.statistics())
-        with self.context.changed:
-            machines = {slot.name: "/".join(machine_of(slot.slot.hello)) for slot in self.context.slots.living()}
-            choice = coordinator.plan_groups(load, remaining_s, machines)
-            if choice is None:
-                return self
-            self._may_form_groups = False
-            if len(workers_by_member(self.context, self.spec)) < self.spec.cluster.workers:
-                return self  # lost workers leave gaps in the numbers
-            groups = switch_to_groups(self.context, self.spec, choice, coordinator)
-            if groups is not None:
-                self.close()
-            return groups or self
+        mailbox = self.parts.mailbox
+        load = ShardLoad.of(mailbox.call(shards.statistics))
+        return mailbox.handle(lambda: self._form_groups(coordinator, load, remaining_s))
+
+    def _form_groups(self, coordinator: Coordinator, load: ShardLoad, remaining_s: float) -> Topology:
+        machines = {slot.name: "/".join(machine_of(slot.slot.hello)) for slot in self.parts.slots.living()}
+        choice = coordinator.plan_groups(load, remaining_s, machines)
+        if choice is None:
+            return self
+        self._may_form_groups = False
+        if len(workers_by_member(self.parts, self.spec)) < self.spec.cluster.workers:
+            return self  # lost workers leave gaps in the numbers
+        groups = switch_to_groups(self.parts, self.spec, choice, coordinator)
+        if groups is not None:
+            self.close()
+        return groups or self
 
     def close(self) -> None:
         """End snapshots and restorations of the shards."""
         if self.recovery is not None:
             self.recovery.close()
+
+
+def may_form_groups(parts: JobParts, view: TopologyView, spec: JobSpec) -> bool:
+    """Whether a job's plan allows groups, and this server can make their rings."""
+    if not view.may_form_groups(spec) or parts.rings is None or backend_of(spec.versions) != TENSORFLOW:
+        return False
+    server = parts.server
+    if parts.rings.takes_slots:
+        return True
+    return server.rings is not None and server.launches_workers and importlib.util.find_spec("horovod") is not None
+
+
+def workers_by_member(parts: JobParts, spec: JobSpec) -> dict[int, JobSlot]:
+    """Return the original flat workers by number; for a launcher, those on this machine."""
+    slots, rings = parts.slots, parts.rings
+    anywhere = rings is not None and rings.takes_slots
+    living = [s for s in slots.living() if anywhere or parts.server.is_here(s.slot.hello)]
+    return {job_slot.index: job_slot for job_slot in living if job_slot.index < spec.cluster.workers}
+
+
+def switch_to_groups(
+    parts: JobParts, spec: JobSpec, choice: PlanChoice, coordinator: Coordinator
+) -> GroupsTopology | None:
+    """Replace flat workers by the groups that the planner chose; a message.
+
+    Returns:
+        Topology with which the job continues; None if the groups did not start and the workers stay flat.
+    """
+    switch = TopologySwitch(parts, spec, choice.preset.groups)
+    if not switch.begin(coordinator):
+        return None
+    parts.job_log.record("plan", plan_event(choice))
+    return switch.complete(coordinator)
+
+
+class TopologySwitch:
+    """Change from flat workers to groups.
+
+    Launched rings start first, so that a failure leaves the job unchanged.
+    Rings in worker slots need those of the flat workers: after a failure, flat workers take them again.
+
+    Args:
+        parts: Parts of the job.
+        spec: Specification of the job with flat workers.
+        groups: Groups to form.
+    """
+
+    def __init__(self, parts: JobParts, spec: JobSpec, groups: Groups) -> None:
+        self._parts, self._spec, self._workers = parts, grouped(spec), workers_by_member(parts, spec)
+        self._slots, self._flat = parts.slots, parts.slots.living()
+        self._groups = GroupSlots(parts.rings, self._spec, parts.slots, parts.job_log, planned=groups)
+
+    def begin(self, coordinator: Coordinator) -> bool:
+        """Start the rings.
+
+        Returns:
+            Whether they started. If not, the job is unchanged, and the reason is in the job's log.
+        """
+        before = self._slots.spec
+        self._slots.spec = self._spec
+        if self._parts.rings is not None and self._parts.rings.takes_slots:
+            self._parts.rings.adopt({i: job_slot.slot.hello for i, job_slot in self._workers.items()})
+            self._retire(coordinator)
+        try:
+            self._groups.form(self._parts.wait_for)
+        except JobFailed as error:
+            self._groups.disband()
+            self._slots.spec = before
+            self._parts.mailbox.check()
+            if not self._flat:
+                coordinator.expect(self._spec.cluster.workers)
+            self._parts.job_log.write("warning", f"The workers stay flat, because groups did not come up: {error}")
+            return False
+        return True
+
+    def complete(self, coordinator: Coordinator) -> GroupsTopology:
+        """Release the flat workers, and make the coordinator continue with the groups' leaders."""
+        self._retire(coordinator)
+        leaders = self._groups.leaders()
+        topology = GroupsTopology(self._parts, self._spec, self._groups)
+        self._slots.wanted = topology.view.slots_wanted(self._spec)
+        coordinator.renew(topology.view.effective_spec(self._spec, groups=len(leaders)), self._groups.sizes)
+        self._slots.admit(leaders, coordinator)
+        return topology
+
+    def _retire(self, coordinator: Coordinator) -> None:
+        """Release the flat workers, once."""
+        if self._flat:
+            coordinator.retire_all()
+        for job_slot in self._flat:
+            self._slots.release(job_slot)
+        self._flat = []

@@ -12,10 +12,10 @@ from nfdt.core.specs.horovod_options import RingElastic
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.job_log import JobLog
+from nfdt.jobserver.job_parts import WaitFor
 from nfdt.jobserver.job_slot import JobSlot
 from nfdt.jobserver.job_slots import JobSlots
 from nfdt.jobserver.outcome import SlotError, explained
-from nfdt.jobserver.topologies.context import WaitFor
 from nfdt.jobserver.topologies.group_recovery import GroupRecovery
 from nfdt.jobserver.worker_statistics import RECENT, RING
 from nfdt.launch.horovod_command import RingShape
@@ -29,8 +29,8 @@ Members = tuple[int, ...]
 class GroupSlots:
     """Groups of a job: forms them, forms them again after permanent changes of speed, and divides the work.
 
-    A group is a separate Horovod ring; for the coordinator its leader, rank 0, is one worker. The caller holds the
-    job's lock.
+    A group is a separate Horovod ring; for the coordinator its leader, rank 0, is one worker. Only
+    messages call it.
 
     Args:
         rings: Maker of the job's rings.
@@ -124,7 +124,7 @@ class GroupSlots:
         """Adapt to the speeds of the last epoch.
 
         Args:
-            wait_for: See :data:`~nfdt.jobserver.topologies.context.WaitFor`.
+            wait_for: See :data:`~nfdt.jobserver.job_parts.WaitFor`.
             remaining_s: Estimated remaining seconds of training.
             retire: Function that is called before other groups replace these.
 

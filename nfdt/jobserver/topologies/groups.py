@@ -10,13 +10,12 @@ from nfdt.coordinator.topology_view import GROUPS, TopologyView
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.context import ServerContext
-from nfdt.jobserver.need import SlotNeed
+from nfdt.jobserver.job_parts import JobParts
+from nfdt.jobserver.ring_makers import admit_rings
 from nfdt.jobserver.shard_clients import ShardClients
 from nfdt.jobserver.topologies.base import Topology
-from nfdt.jobserver.topologies.context import TopologyContext
 from nfdt.jobserver.topologies.group_slots import GroupSlots
-from nfdt.jobserver.topologies.ring_admission import admit_rings
-from nfdt.jobserver.topologies.slot_supply import check_supply, launch_shards, launch_workers
+from nfdt.jobserver.topologies.slot_supply import SlotNeed, check_supply, launch_shards, launch_workers
 from nfdt.schedulers.group_shares import FixedSizes
 
 
@@ -24,16 +23,16 @@ class GroupsTopology(Topology):
     """Topology of groups of ranks; the leader of each group is one worker.
 
     Args:
-        context: Parts of the job.
+        parts: Parts of the job.
         spec: Specification of the job.
         groups: Groups that have already started; None: they are formed by :meth:`form`.
     """
 
     view: ClassVar[TopologyView] = GROUPS
 
-    def __init__(self, context: TopologyContext, spec: JobSpec, groups: GroupSlots | None = None) -> None:
-        super().__init__(context, spec)
-        self._groups = groups or GroupSlots(context.rings, spec, context.slots, context.job_log)
+    def __init__(self, parts: JobParts, spec: JobSpec, groups: GroupSlots | None = None) -> None:
+        super().__init__(parts, spec)
+        self._groups = groups or GroupSlots(parts.rings, spec, parts.slots, parts.job_log)
 
     @classmethod
     def admit(cls, server: ServerContext, spec: JobSpec) -> None:
@@ -49,12 +48,12 @@ class GroupsTopology(Topology):
         """Launch the rings and missing shards."""
         self._groups.start()
         if self.awaited_slots:
-            launch_workers(self.context.server, self.spec, self.spec.cluster.workers)
-        launch_shards(self.context.server, shards)
+            launch_workers(self.parts.server, self.spec, self.spec.cluster.workers)
+        launch_shards(self.parts.server, shards)
 
     def give_up(self, short: Sequence[SlotNeed], *, late: bool) -> None:
         """Fail if there are no shards, or too few slots for the ranks."""
-        check_supply(self.context.server, self.spec, short, late=late, all_at_once=True)
+        check_supply(self.parts.server, self.spec, short, late=late, all_at_once=True)
 
     @property
     def awaited_slots(self) -> int:
@@ -63,23 +62,26 @@ class GroupsTopology(Topology):
 
     def form(self) -> None:
         """Measure the members and form the groups."""
-        self._groups.form(self.context.wait_for)
+        self._groups.form(self.parts.wait_for)
 
     def replace_lost(self, coordinator: Coordinator, now: float) -> None:
         """Report lost groups and form them again if possible; fail the job after the loss of the last one."""
         self._groups.report_losses()
         if ready := self._groups.recover(now):
-            self.context.slots.admit(ready, coordinator)
+            self.parts.slots.admit(ready, coordinator)
         if reason := self._groups.all_gone():
             coordinator.fail(reason)
 
     def review(self, coordinator: Coordinator, shards: ShardClients, remaining_s: float) -> Topology:
         """Adapt shares to the measured speeds; form other groups if speeds have changed permanently."""
-        with self.context.changed:
-            leaders = self._groups.review(self.context.wait_for, remaining_s, coordinator.retire_all)
+
+        def adapt() -> None:
+            leaders = self._groups.review(self.parts.wait_for, remaining_s, coordinator.retire_all)
             if leaders:
                 coordinator.expect(len(leaders))
-                self.context.slots.admit(leaders, coordinator)
+                self.parts.slots.admit(leaders, coordinator)
+
+        self.parts.mailbox.handle(adapt)
         return self
 
     def share(self, worker: str) -> pb.GroupShare:
