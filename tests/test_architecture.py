@@ -25,8 +25,8 @@ CORE = {
     "nfdt.core.sharding": ("nfdt.core.arrays", "nfdt.core.specs", "nfdt.core.program"),
     "nfdt.core.work": ("nfdt.core.arrays", "nfdt.core.host", "nfdt.core.specs", "nfdt.core.wire"),
     "nfdt.core.training": (
-        *("nfdt.core.arrays", "nfdt.core.keras_internals", "nfdt.core.program", "nfdt.core.specs"),
-        *("nfdt.core.work.instructions", "nfdt.core.work.tasks"),
+        *("nfdt.core.arrays", "nfdt.core.backends", "nfdt.core.keras_internals", "nfdt.core.program"),
+        *("nfdt.core.specs", "nfdt.core.work.instructions", "nfdt.core.work.tasks"),
     ),
     "nfdt.core.jobs": (
         *("nfdt", "nfdt.core.host", "nfdt.core.program", "nfdt.core.specs", "nfdt.core.wire"),

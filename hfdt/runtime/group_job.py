@@ -16,12 +16,12 @@ from hfdt.runtime.batch_split import split_by_shares, weight_of
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.job import RingJob
 from hfdt.runtime.outer import Connect, DeltaOuter, GradientOuter, GroupExchange
+from nfdt.core.backends.tensorflow_step import WeightSetter
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.training import data
 from nfdt.core.training.data import BatchSource
-from nfdt.core.training.gradient_step import WeightSetter
 from nfdt.core.training.host_batches import rows_of
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.spans import SpanRing

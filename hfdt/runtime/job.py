@@ -24,19 +24,19 @@ from hfdt.runtime.communicator import Communicator, device_name
 from hfdt.runtime.shared_denominator import SharedDenominator
 from hfdt.runtime.step import AllreduceStep
 from nfdt.core.arrays.layout import Array
+from nfdt.core.backends.contract import as_tensors
+from nfdt.core.backends.step_result import numbers
+from nfdt.core.backends.tensorflow_step import in_graph, step_logs
 from nfdt.core.errors import ProtocolError
-from nfdt.core.program.batch_tensors import as_tensors
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State, load_state
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.training import data, merge
 from nfdt.core.training.data import BatchSource
-from nfdt.core.training.gradient_step import in_graph, step_logs
 from nfdt.core.training.host_batches import rows_of
 from nfdt.core.training.job_model import JobModel
 from nfdt.core.training.metric_states import merge_metric_states
 from nfdt.core.training.ring_rate import ring_rate
-from nfdt.core.training.step_result import numbers
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.spans import END_OF_EPOCH, EVALUATE, STEP, SpanRing
 from nfdt.core.work.statistics import BY_RANK, codec_totals, step_totals

@@ -18,12 +18,12 @@ from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.shared_denominator import SharedDenominator
 from hfdt.runtime.step import GRADIENT, AllreduceStep
 from nfdt.core.arrays.layout import Array, ParameterLayout
+from nfdt.core.backends.direct_call import Prepared
+from nfdt.core.backends.step_result import GradientResult
+from nfdt.core.backends.tensorflow_step import GradientStep
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State
 from nfdt.core.specs.job import JobSpec
-from nfdt.core.training.direct_call import Prepared
-from nfdt.core.training.gradient_step import GradientStep
-from nfdt.core.training.step_result import GradientResult
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.statistics import PushOutcomes
 from nfdt.core.work.tasks import Task

@@ -12,15 +12,15 @@ import tensorflow as tf
 from hfdt.runtime.shared_denominator import SharedDenominator
 from nfdt.core import keras_internals
 from nfdt.core.arrays.layout import Array, ParameterLayout
+from nfdt.core.backends.contract import as_tensors
+from nfdt.core.backends.denominator import LossDenominator
+from nfdt.core.backends.direct_call import DirectCall, Prepared
+from nfdt.core.backends.step_result import own_loss_scale
+from nfdt.core.backends.tensorflow_step import in_graph, of_this_graph, replace_optimizer, step_logs
 from nfdt.core.errors import ShapeMismatch, UsageError
-from nfdt.core.program.batch_tensors import as_tensors
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.optimizer import inner_optimizer
 from nfdt.core.program.state import State
-from nfdt.core.training.denominator import LossDenominator
-from nfdt.core.training.direct_call import DirectCall, Prepared
-from nfdt.core.training.gradient_step import in_graph, of_this_graph, replace_optimizer, step_logs
-from nfdt.core.training.step_result import own_loss_scale
 
 GRADIENT = "hfdt_gradient"
 BUCKET = 2**20  # elements; smaller messages cost more than they hide

@@ -38,7 +38,7 @@ def draw(events: Iterable[Event], out: TextIO, epochs: int) -> None:
             if event.kind == "progress":
                 live.update(_bar(event, begun), refresh=True)
                 continue
-            line = format_event(event)
+            line: str | Text = format_event(event)
             if event.kind == "epoch_begin":
                 begun, line = event, f"Epoch {event.data['epoch'] + 1}/{epochs}"
             elif event.kind == "epoch_end":

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nfdt.core.arrays.layout import Array
+from nfdt.core.backends.lanes import GradientLane
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.training import data, merge, steps
 from nfdt.core.training.job_model import JobModel, samples_of
-from nfdt.core.training.lanes import GradientLane
 from nfdt.core.training.untrained_state import UntrainedState
 from nfdt.core.work import instructions as ins
 from nfdt.schedulers import Task

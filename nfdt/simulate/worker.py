@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from nfdt.core.arrays.layout import Array
+from nfdt.core.backends.step_result import numbers
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.training.job_model import samples_of
 from nfdt.core.training.ring_rate import ring_rate
-from nfdt.core.training.step_result import numbers
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.statistics import WorkerStatistics
 from nfdt.schedulers import Task

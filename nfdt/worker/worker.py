@@ -19,6 +19,7 @@ import numpy as np
 
 from nfdt.core.arrays.layout import Array
 from nfdt.core.arrays.table_rows import RowVector
+from nfdt.core.backends.step_result import numbers
 from nfdt.core.host.start_log import note_start
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.emulation import Emulation
@@ -27,7 +28,6 @@ from nfdt.core.training import steps
 from nfdt.core.training.data import RowArray
 from nfdt.core.training.job_model import JobModel
 from nfdt.core.training.sources import RowTaker
-from nfdt.core.training.step_result import numbers
 from nfdt.core.training.steps import BuiltProgram, PreparedBatch, is_reusable
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from nfdt.core.backends.tensorflow_step import EvaluateStep
 from nfdt.core.errors import CaptureError
-from nfdt.core.training.gradient_step import EvaluateStep
 
 
 def network(policy="float32"):
@@ -303,5 +303,5 @@ def test_a_step_keeps_nothing_of_its_number(worker, batches):
         grown = tracemalloc.take_snapshot().compare_to(before, "filename")
     finally:
         tracemalloc.stop()
-    kept = sum(one.count_diff for one in grown if one.traceback[0].filename.endswith("core/training/gradient_step.py"))
+    kept = sum(one.count_diff for one in grown if one.traceback[0].filename.endswith("backends/tensorflow_step.py"))
     assert kept < 100

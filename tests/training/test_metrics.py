@@ -7,11 +7,11 @@ from keras import metrics as km
 from keras import ops
 
 from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.backends.step_result import numbers
+from nfdt.core.backends.tensorflow_step import EvaluateStep, step_logs
 from nfdt.core.errors import CaptureError, ShapeMismatch
-from nfdt.core.training.gradient_step import EvaluateStep, step_logs
 from nfdt.core.training.metric_states import merge_metric_states
 from nfdt.core.training.metrics import ModelMetrics
-from nfdt.core.training.step_result import numbers
 
 ROWS, CLASSES, BATCH = 70, 4, 8
 

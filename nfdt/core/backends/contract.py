@@ -65,3 +65,15 @@ def current() -> BackendOperations:
 def _load(name: str) -> BackendOperations:
     backend: BackendOperations = importlib.import_module(MODULES[name]).OPERATIONS
     return backend
+
+
+def to_tensor(leaf: Any) -> Any:
+    """Return an array, dense, sparse or ragged, as a tensor of Keras' backend."""
+    return current().to_tensor(leaf)
+
+
+def as_tensors(batch: Any) -> Any:
+    """Return the pytree with tensors at its leaves, as the model's own steps expect them; None stays None."""
+    import keras
+
+    return keras.tree.map_structure(lambda leaf: None if leaf is None else to_tensor(leaf), batch)

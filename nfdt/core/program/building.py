@@ -18,7 +18,7 @@ import numpy as np
 
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.arrays.pytree import flatten_structure, rebuild
-from nfdt.core.backends.contract import StepName, current
+from nfdt.core.backends.contract import StepName, as_tensors, current
 from nfdt.core.errors import ProtocolError
 from nfdt.core.keras_internals import (
     build_symbolically,
@@ -29,7 +29,6 @@ from nfdt.core.keras_internals import (
     set_stacked_layers,
     stacked_layers,
 )
-from nfdt.core.program.batch_tensors import as_tensors
 from nfdt.core.program.compiling import leaf_metrics, overrides
 from nfdt.core.program.dry_run import without_effects, without_updates
 

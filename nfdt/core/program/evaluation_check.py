@@ -10,9 +10,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from nfdt.core.backends.contract import StepName, current
+from nfdt.core.backends.contract import StepName, as_tensors, current
 from nfdt.core.errors import CaptureError
-from nfdt.core.program.batch_tensors import as_tensors
 from nfdt.core.program.dry_run import without_effects
 from nfdt.core.program.metrics import check_metrics
 from nfdt.core.program.untrained import SEED_STATE, untrained_variables, values_of

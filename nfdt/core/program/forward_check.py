@@ -18,10 +18,9 @@ import numpy.typing as npt
 
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.arrays.pytree import flatten_structure, rebuild
-from nfdt.core.backends.contract import current
+from nfdt.core.backends.contract import as_tensors, current
 from nfdt.core.errors import ModelMismatch
 from nfdt.core.keras_internals import flatten_layers, seeded, unpack_batch
-from nfdt.core.program.batch_tensors import as_tensors
 from nfdt.core.program.described import describe_layers, first_difference
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.untrained import untrained_variables, values_of

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nfdt.core.backends.contract import StepName, current
+from nfdt.core.backends.contract import StepName, as_tensors, current
 from nfdt.core.errors import CaptureError
-from nfdt.core.program.batch_tensors import as_tensors
 from nfdt.core.program.compiling import leaf_metrics, merges_itself, overrides
 from nfdt.core.program.dry_run import without_effects
 from nfdt.core.program.untrained import values_of

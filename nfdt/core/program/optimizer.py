@@ -83,14 +83,6 @@ def require_optimizer(model: Any) -> None:
         )
 
 
-def not_of_the_model(variable: Any) -> CaptureError:
-    """Return the error of a step that updates a variable that does not belong to its model."""
-    return CaptureError(
-        f"train_step() updates {getattr(variable, 'path', variable.name)!r}, which is not one of the model's trainable "
-        "variables. Assign the layer that owns it to an attribute of the model before compile()."
-    )
-
-
 def _name(model: Any) -> str:
     return f"{type(model).__name__} {model.name!r}"
 

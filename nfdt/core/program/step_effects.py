@@ -12,12 +12,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from nfdt.core.backends.contract import current
+from nfdt.core.backends.contract import as_tensors, current
+from nfdt.core.backends.recording import not_of_the_model
 from nfdt.core.errors import CaptureError
 from nfdt.core.keras_internals import filter_traceback, optimized_variables, variable_key
-from nfdt.core.program.batch_tensors import as_tensors
 from nfdt.core.program.dry_run import replaced_method, without_effects
-from nfdt.core.program.optimizer import not_of_the_model, own_optimizers, unscaled
+from nfdt.core.program.optimizer import own_optimizers, unscaled
 
 logger = logging.getLogger(__name__)
 MOST = 10_000  # items of a container, and bytes of an array, that are compared; of others their number is

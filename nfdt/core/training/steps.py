@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import keras
+import numpy as np
 
 from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.backends.lanes import BatchedStep
+from nfdt.core.backends.step_result import GradientResult
 from nfdt.core.errors import CaptureError
 from nfdt.core.keras_internals import flatten_layers
+from nfdt.core.program.compiling import leaf_metrics, merges_itself, overrides
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.unpack import load
-from nfdt.core.training.lanes import BatchedStep
 from nfdt.core.training.predict import PredictStep
-from nfdt.core.training.step_result import GradientResult
 
 LANES = 32
 """Most gradients of one call, as each needs its own activations; an estimate for ResNet-20 with batches of 128."""
@@ -50,7 +52,7 @@ class TrainingStep(Protocol):
             batch: A pytree of arrays, or prepared.
             version: Number of updates applied so far.
             share: Fraction of the samples of a union of batches in this one, whose gradients are combined by their
-                denominators; see :mod:`nfdt.core.training.denominator`.
+                denominators; see :mod:`nfdt.core.backends.denominator`.
         """
         ...
 
@@ -83,14 +85,14 @@ def gradient_step(
             f"Embeddings that are exchanged by rows: expected workers on TensorFlow. Received: one on {backend}."
         )
     if backend == "jax":
-        from nfdt.core.training.jax_step import JaxGradientStep
+        from nfdt.core.backends.jax_step import JaxGradientStep
 
         return JaxGradientStep(model, layout, loss_scale=loss_scale)
     if backend == "torch":
-        from nfdt.core.training.torch_step import TorchGradientStep
+        from nfdt.core.backends.torch_step import TorchGradientStep
 
         return TorchGradientStep(model, layout, loss_scale=loss_scale)
-    from nfdt.core.training.gradient_step import GradientStep
+    from nfdt.core.backends.tensorflow_step import GradientStep
 
     return GradientStep(model, layout, loss_scale=loss_scale, tables=tables)
 
@@ -98,7 +100,7 @@ def gradient_step(
 def make_step(model: Any, manifest: Manifest, tables: Sequence[int] = ()) -> TrainingStep:
     """Return the training step of a worker, for a program's model: one of gradients, or one that runs as it is."""
     if manifest.steps_on_workers:
-        from nfdt.core.training.gradient_step import LocalStep
+        from nfdt.core.backends.tensorflow_step import LocalStep
 
         return LocalStep(model, manifest.layout)
     return gradient_step(model, manifest.layout, loss_scale=manifest.loss_scale, tables=tables)
@@ -124,23 +126,47 @@ def batched_step(step: TrainingStep) -> BatchedStep | None:
     """
     if keras.backend.backend() != "jax":
         return None
-    from nfdt.core.training.jax_batched_step import JaxBatchedStep, fits
-    from nfdt.core.training.jax_step import JaxGradientStep
+    from nfdt.core.backends.jax_batched_step import JaxBatchedStep
+    from nfdt.core.backends.jax_step import JaxGradientStep
 
-    return JaxBatchedStep(step) if isinstance(step, JaxGradientStep) and fits(step) else None
+    return JaxBatchedStep(step) if isinstance(step, JaxGradientStep) and _fits(step) else None
+
+
+def _fits(step: Any) -> bool:
+    """Return whether the gradients of a model can be computed together with the results of one by one.
+
+    The step must be Keras' own, whose logs are the results of the metrics; compiled, as Keras would compile it; with
+    metrics that add up, see docs/decisions/0021; and without a loss scale that each step changes.
+    """
+    model = step.model
+    own = not overrides(model, "train_step") and not overrides(model, "compute_metrics")
+    compiled = model.jit_compile and not model.run_eagerly
+    scaled = len(step.optimizer.variables) > 2  # besides iterations and learning rate
+    return bool(own and compiled and not scaled and model.trainable_variables) and _add_up(model)
+
+
+def _add_up(model: Any) -> bool:
+    """Return whether what the metrics count for several batches is the sum of what they count for each."""
+    metrics = leaf_metrics(model)
+    variables = [variable for metric in metrics for variable in metric.variables]
+    return (
+        len(variables) == len(model.metrics_variables)
+        and not any(map(merges_itself, metrics))
+        and all(v.aggregation == "sum" and np.dtype(v.value.dtype).kind in "fiu" for v in variables)
+    )
 
 
 def evaluation_step(model: Any, layout: ParameterLayout) -> EvaluationStep:
     """Return the evaluation step of a compiled, built model."""
     if keras.backend.backend() == "jax":
-        from nfdt.core.training.jax_step import JaxEvaluateStep
+        from nfdt.core.backends.jax_step import JaxEvaluateStep
 
         return JaxEvaluateStep(model, layout)
     if keras.backend.backend() == "torch":
-        from nfdt.core.training.torch_step import TorchEvaluateStep
+        from nfdt.core.backends.torch_step import TorchEvaluateStep
 
         return TorchEvaluateStep(model, layout)
-    from nfdt.core.training.gradient_step import EvaluateStep
+    from nfdt.core.backends.tensorflow_step import EvaluateStep
 
     return EvaluateStep(model, layout)
 
@@ -148,14 +174,14 @@ def evaluation_step(model: Any, layout: ParameterLayout) -> EvaluationStep:
 def prediction_step(model: Any, layout: ParameterLayout) -> PredictStep:
     """Return the prediction step of a compiled, built model."""
     if keras.backend.backend() == "jax":
-        from nfdt.core.training.jax_step import JaxOutputStep
+        from nfdt.core.backends.jax_step import JaxOutputStep
 
         return PredictStep(JaxOutputStep(model, layout))
     if keras.backend.backend() == "torch":
-        from nfdt.core.training.torch_step import TorchOutputStep
+        from nfdt.core.backends.torch_step import TorchOutputStep
 
         return PredictStep(TorchOutputStep(model, layout))
-    from nfdt.core.training.gradient_step import OutputStep
+    from nfdt.core.backends.tensorflow_step import OutputStep
 
     return PredictStep(OutputStep(model, layout))
 

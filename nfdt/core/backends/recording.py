@@ -55,3 +55,11 @@ def replace_everywhere(model: Any, replacement: ReplacingOptimizer) -> None:
     for name, value in list(vars(model).items()):
         if value is replaced:
             setattr(model, name, replacement)
+
+
+def not_of_the_model(variable: Any) -> CaptureError:
+    """Return the error of a step that updates a variable that does not belong to its model."""
+    return CaptureError(
+        f"train_step() updates {getattr(variable, 'path', variable.name)!r}, which is not one of the model's trainable "
+        "variables. Assign the layer that owns it to an attribute of the model before compile()."
+    )

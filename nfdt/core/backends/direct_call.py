@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
-from nfdt.core.program.batch_tensors import to_tensor
+from nfdt.core.backends.contract import to_tensor
 
 
 class Graph:

@@ -8,10 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.backends.recording import ReplacingOptimizer, not_of_the_model
 from nfdt.core.errors import CaptureError
 from nfdt.core.keras_internals import variable_key
-from nfdt.core.program.optimizer import not_of_the_model
-from nfdt.core.training.replacing_optimizer import ReplacingOptimizer
 
 
 class LossScale:

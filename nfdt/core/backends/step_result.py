@@ -23,7 +23,7 @@ class GradientResult:
         logs: Logs that ``train_step`` returned: name -> 0-d float32 tensor, or an array.
         finite: False where a float16 gradient overflowed: the gradient must not be pushed.
         denominator: Denominator of the loss: None for the number of samples, ``SUM``, or a 0-d float32 tensor; see
-            :mod:`nfdt.core.training.denominator`.
+            :mod:`nfdt.core.backends.denominator`.
     """
 
     gradient: Any

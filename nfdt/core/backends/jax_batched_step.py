@@ -14,12 +14,11 @@ import keras
 import numpy as np
 
 from nfdt.core.arrays.layout import Array, RowSelection
-from nfdt.core.program.batch_tensors import as_tensors
-from nfdt.core.program.compiling import leaf_metrics, merges_itself, overrides
-from nfdt.core.training.denominator import SUM
-from nfdt.core.training.jax_step import JaxGradientStep, as_log
-from nfdt.core.training.lanes import GradientLane, LaneBatch, LaneResult
-from nfdt.core.training.step_result import flat_logs
+from nfdt.core.backends.contract import as_tensors
+from nfdt.core.backends.denominator import SUM
+from nfdt.core.backends.jax_step import JaxGradientStep, as_log
+from nfdt.core.backends.lanes import GradientLane, LaneBatch, LaneResult
+from nfdt.core.backends.step_result import flat_logs
 
 HELD_BYTES = 2**32
 """Most bytes of training data that are kept on the device: a tenth of the memory of an accelerator of 40 GB."""
@@ -31,7 +30,7 @@ class JaxBatchedStep:
     Creating it resets the model's metrics.
 
     Args:
-        step: Step of one gradient, of a model that :func:`fits`.
+        step: Step of one gradient, of a model whose gradients can be computed together.
     """
 
     def __init__(self, step: JaxGradientStep) -> None:
@@ -118,29 +117,6 @@ class JaxBatchedStep:
         values = [value + more for value, more in zip(held, counted, strict=True)]
         with keras.StatelessScope(state_mapping=zip(self._metrics, values, strict=True)):
             return values, flat_logs(self._model.get_metrics_result(), "train_step", as_log)
-
-
-def fits(step: JaxGradientStep) -> bool:
-    """Return whether the gradients of a model can be computed together with the results of one by one.
-
-    The step must be Keras' own, whose logs are the results of the metrics; compiled, as Keras would compile it; with
-    metrics that add up, see docs/decisions/0021; and without a loss scale that each step changes.
-    """
-    model = step.model
-    own = not overrides(model, "train_step") and not overrides(model, "compute_metrics")
-    compiled = model.jit_compile and not model.run_eagerly
-    scaled = len(step.optimizer.variables) > 2  # besides iterations and learning rate
-    return bool(own and compiled and not scaled and model.trainable_variables) and _add_up(model)
-
-
-def _add_up(model: Any) -> bool:
-    metrics = leaf_metrics(model)
-    variables = [variable for metric in metrics for variable in metric.variables]
-    return (
-        len(variables) == len(model.metrics_variables)
-        and not any(map(merges_itself, metrics))
-        and all(v.aggregation == "sum" and np.dtype(v.value.dtype).kind in "fiu" for v in variables)
-    )
 
 
 def _leaves(pytree: Any) -> list[Any]:

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.backends.contract import as_tensors
+from nfdt.core.backends.denominator import SUM, LossDenominator
+from nfdt.core.backends.recording import ReplacingOptimizer, replace_everywhere
+from nfdt.core.backends.step_result import GradientResult, check_layout, flat_logs, own_loss_scale
 from nfdt.core.errors import CaptureError
 from nfdt.core.keras_internals import compiles_torch, variable_key
-from nfdt.core.program.batch_tensors import as_tensors
-from nfdt.core.training.denominator import SUM, LossDenominator
-from nfdt.core.training.replacing_optimizer import ReplacingOptimizer, replace_everywhere
-from nfdt.core.training.step_result import GradientResult, check_layout, flat_logs, own_loss_scale
 
 
 @dataclass(frozen=True)

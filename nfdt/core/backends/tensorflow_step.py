@@ -11,13 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.backends.denominator import SUM, LossDenominator
+from nfdt.core.backends.direct_call import DirectCall, Prepared
+from nfdt.core.backends.recording import replace_everywhere
+from nfdt.core.backends.step_result import GradientResult, check_layout, flat_logs, own_loss_scale
+from nfdt.core.backends.tables import Tables
+from nfdt.core.backends.tensorflow_recording import LossScale, RecordingOptimizer
 from nfdt.core.errors import CaptureError
-from nfdt.core.training.denominator import SUM, LossDenominator
-from nfdt.core.training.direct_call import DirectCall, Prepared
-from nfdt.core.training.recording_optimizer import LossScale, RecordingOptimizer
-from nfdt.core.training.replacing_optimizer import replace_everywhere
-from nfdt.core.training.step_result import GradientResult, check_layout, flat_logs, own_loss_scale
-from nfdt.core.training.tables import Tables
 
 
 class WeightSetter:
