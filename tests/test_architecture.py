@@ -92,7 +92,7 @@ ARROWS = Arrows(
 
 KERAS_ROOMS = (
     *("nfdt.core.keras_internals", "nfdt.core.backends", "nfdt.core.program", "nfdt.core.training", "nfdt.shard"),
-    *("nfdt.worker.devices", "nfdt.worker.slot", "nfdt_client", "hfdt.keras", "hfdt.runtime"),
+    *("nfdt.worker.slot", "nfdt_client", "hfdt.keras", "hfdt.runtime"),
 )
 IMPURE = {
     *("asyncio", "concurrent", "logging", "multiprocessing", "os", "pathlib", "queue", "random", "select", "signal"),

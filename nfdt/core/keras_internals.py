@@ -6,6 +6,7 @@ New releases of Keras are checked against this module. All other modules use onl
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
 import random
 import sys
@@ -719,18 +720,13 @@ def dataset_variables(dataset: Any) -> list[Any]:
 
 
 def evaluation_iterator(**options: Any) -> Any:
-    """Return the iterator that ``evaluate`` makes of its data: TFEpochIterator and the like."""
-    if keras.backend.backend() == "jax":
-        from keras.src.backend.jax.trainer import JAXEpochIterator
+    """Return the iterator that ``evaluate`` makes of its data: TFEpochIterator and the like.
 
-        return JAXEpochIterator(**options)
-    if keras.backend.backend() == "torch":
-        from keras.src.backend.torch.trainer import TorchEpochIterator
-
-        return TorchEpochIterator(**options)
-    from keras.src.backend.tensorflow.trainer import TFEpochIterator
-
-    return TFEpochIterator(**options)
+    The trainer of a backend, ``keras.src.backend.NAME.trainer``, defines one subclass of EpochIterator.
+    """
+    trainer = importlib.import_module(f"keras.src.backend.{keras.backend.backend()}.trainer")
+    (own,) = (kind for kind in vars(trainer).values() if isinstance(kind, type) and EpochIterator in kind.__bases__)
+    return own(**options)
 
 
 def evaluation_logs(model: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nfdt.core.arrays.layout import Array
+from nfdt.core.backends.contract import current
 from nfdt.core.backends.lanes import GradientLane
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import JobSpec
@@ -67,7 +68,7 @@ class Trainer:
         self._job = JobModel(spec, manifest, read, lambda name: data.decode_npy(read(name)))
         self.layout = self._job.layout
         self._step = steps.make_step(self._job.model, manifest)
-        lanes = steps.default_lanes() if lanes is None else lanes
+        lanes = current().lanes if lanes is None else lanes
         batched = steps.batched_step(self._step) if lanes > 1 else None
         self._pending = PendingGradients(batched, self._job, lanes) if batched is not None else None
         self._evaluate = steps.evaluation_step(self._job.model, self.layout)

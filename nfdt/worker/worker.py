@@ -19,6 +19,7 @@ import numpy as np
 
 from nfdt.core.arrays.layout import Array
 from nfdt.core.arrays.table_rows import RowVector
+from nfdt.core.backends.contract import PreparedBatch
 from nfdt.core.backends.step_result import numbers
 from nfdt.core.host.start_log import note_start
 from nfdt.core.program.manifest import Manifest
@@ -28,7 +29,7 @@ from nfdt.core.training import steps
 from nfdt.core.training.data import RowArray
 from nfdt.core.training.job_model import JobModel
 from nfdt.core.training.sources import RowTaker
-from nfdt.core.training.steps import BuiltProgram, PreparedBatch, is_reusable
+from nfdt.core.training.steps import BuiltProgram, is_reusable
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.heartbeat import Heartbeat

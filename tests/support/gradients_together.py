@@ -15,6 +15,7 @@ from keras import layers
 import nfdt.cli.simulated
 from nfdt.cli import cli
 from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.backends.contract import current
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.training import steps
 from nfdt.shard import building
@@ -217,10 +218,10 @@ def command(algorithm):
 
 def main():
     with on_gpu():
-        lanes_on_gpu = steps.default_lanes()
+        lanes_on_gpu = current().lanes
     found = {
         "backend": keras.backend.backend(),
-        "lanes": [steps.default_lanes(), lanes_on_gpu],
+        "lanes": [current().lanes, lanes_on_gpu],
         "refusals": refusals(),
         "commands": {algorithm: command(algorithm) for algorithm in ("ddc-asgd", "asgd")},
         "jobs": scenarios(),

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from nfdt.core.backends.tensorflow_step import EvaluateStep
 from nfdt.core.errors import CaptureError
+from nfdt.core.training.steps import evaluation_step
 
 
 def network(policy="float32"):
@@ -263,7 +263,7 @@ def test_evaluation_equals_keras(worker, batches):
     model = network()
     model.compile("sgd", "mse", metrics=["mae"])
     there = worker(model, batches[0])
-    evaluate = EvaluateStep(there.model, there.layout)
+    evaluate = evaluation_step(there.model, there.layout)
     x, y = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     model.set_weights([w * 0.5 for w in model.get_weights()])
     for variable, mine in zip(model.non_trainable_variables, there.model.non_trainable_variables, strict=True):
@@ -280,7 +280,7 @@ def test_no_state_of_the_step_grows(worker, batches):
     model.compile("sgd", "mse")
     there = worker(model, batches[0])
     there.step(np.asarray(there.weights), batches[0])
-    assert there.model.optimizer._gradients._recorded == {}
+    assert there.model.optimizer.gradients.recorded == {}
 
 
 def test_a_step_keeps_nothing_of_its_number(worker, batches):

@@ -8,10 +8,11 @@ from keras import ops
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.backends.step_result import numbers
-from nfdt.core.backends.tensorflow_step import EvaluateStep, step_logs
+from nfdt.core.backends.tensorflow_step import step_logs
 from nfdt.core.errors import CaptureError, ShapeMismatch
 from nfdt.core.training.metric_states import merge_metric_states
 from nfdt.core.training.metrics import ModelMetrics
+from nfdt.core.training.steps import evaluation_step
 
 ROWS, CLASSES, BATCH = 70, 4, 8
 
@@ -114,7 +115,7 @@ def batches(data, rows):
 def evaluated(model, data):
     """Collect the counts of a worker on each of some slices of rows."""
     layout = ParameterLayout.of([(v.path, tuple(v.shape)) for v in model.trainable_variables])
-    step, weights = EvaluateStep(model, layout), layout.flatten([v.numpy() for v in model.trainable_variables])
+    step, weights = evaluation_step(model, layout), layout.flatten([v.numpy() for v in model.trainable_variables])
 
     def collect(slices):
         worker, states = ModelMetrics(model), []

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
-from nfdt.core.backends.contract import to_tensor
+from nfdt.core.backends.contract import PreparedBatch, to_tensor
 
 
 class Graph:
@@ -56,21 +56,14 @@ def components_of(tensors: Any) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class Prepared(PreparedBatch):
     """A batch: the original pytree, its leaves as tensors (copied where needed), and its structure and shapes.
 
     ``components`` are the leaves, with sparse and ragged ones replaced by the dense tensors that they consist of.
     """
 
-    pytree: Any
-    tensors: list[Any]
     components: list[Any]
     shapes: Hashable
-
-    @property
-    def samples(self) -> int:
-        """Number of samples in the batch."""
-        return int(self.tensors[0].shape[0])
 
 
 class DirectCall:

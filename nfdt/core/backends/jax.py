@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,15 +11,48 @@ import numpy as np
 from jax.experimental.sparse import BCOO
 
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
-from nfdt.core.backends.contract import StepName
+from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.backends.contract import KerasBackend, ModelCall, StepName, TrainingStep
+from nfdt.core.backends.jax_batched_step import JaxBatchedStep
+from nfdt.core.backends.jax_step import JaxGradientStep, model_call
+from nfdt.core.backends.lanes import BatchedStep
 from nfdt.core.errors import CaptureError
 
+LANES = 32
+"""Most gradients of one call, as each needs its own activations; an estimate for ResNet-20 with batches of 128."""
 
-class JaxOperations:
-    """Operations of JAX; see :class:`~nfdt.core.backends.contract.BackendOperations`."""
+
+class JaxBackend(KerasBackend):
+    """JAX; see :class:`~nfdt.core.backends.contract.KerasBackend`."""
 
     name = "jax"
     version = str(jax.__version__)
+
+    def gradient_step(
+        self, model: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None, tables: Sequence[int]
+    ) -> TrainingStep:
+        """Return a step that is a function of the whole state."""
+        return JaxGradientStep(model, layout, loss_scale)
+
+    def call(self, model: Any, layout: ParameterLayout, method: str) -> ModelCall:
+        """Return a step as a function of the whole state."""
+        return model_call(model, layout, method)
+
+    @property
+    def lanes(self) -> int:
+        """Number of gradients of one call.
+
+        More than one is faster on accelerators only: on CPUs a convolution with other weights in each lane is slower
+        than one after the other.
+        """
+        return 1 if jax.default_backend() == "cpu" else LANES
+
+    def batched_step(self, step: TrainingStep) -> BatchedStep | None:
+        """Return the step under ``jax.vmap``, unless it is not compiled, or changes a loss scale in each step."""
+        compiled = step.model.jit_compile and not step.model.run_eagerly
+        if not isinstance(step, JaxGradientStep) or not compiled or step.optimizer.scales:
+            return None
+        return JaxBatchedStep(step)
 
     def to_tensor(self, leaf: Any) -> Any:
         """Return an array as a ``jax.Array`` or ``BCOO``, with its own copy of the elements.
@@ -61,19 +94,10 @@ class JaxOperations:
             yield
 
     @contextmanager
-    def seeded(self, seed: int) -> Iterator[None]:
-        """Do nothing: JAX has no generator of its own."""
-        yield
-
-    @contextmanager
     def full_precision(self) -> Iterator[None]:
         """Choose the highest precision of products."""
         with jax.default_matmul_precision("highest"):
             yield
-
-    def reduce(self, obj: Any) -> tuple[Any, ...] | None:
-        """Return None: arrays of JAX pickle well by themselves."""
-        return None
 
     def blank(self, shape: tuple[int, ...], dtype: str) -> Any:
         """Return an array of zeros."""
@@ -92,4 +116,4 @@ def _variables_of(model: Any, step: StepName) -> list[list[Any]]:
     return groups if step == "predict_step" else [*groups, model.metrics_variables]
 
 
-OPERATIONS = JaxOperations()
+BACKEND = JaxBackend()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -11,26 +10,18 @@ import keras
 import numpy as np
 
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.backends.contract import as_tensors
+from nfdt.core.backends.contract import PreparedBatch, TrainingStep, as_tensors
 from nfdt.core.backends.denominator import SUM, LossDenominator
-from nfdt.core.backends.recording import ReplacingOptimizer, replace_everywhere
+from nfdt.core.backends.recording import RecordingOptimizer, StepGradients, replace_everywhere
 from nfdt.core.backends.step_result import GradientResult, check_layout, flat_logs, own_loss_scale
 from nfdt.core.errors import CaptureError
 
 
-@dataclass(frozen=True)
-class PreparedArrays:
-    """A batch as arrays of JAX, and its number of samples."""
-
-    pytree: Any
-    samples: int
-
-
-class JaxGradientStep:
+class JaxGradientStep(TrainingStep):
     """One training step of a model on JAX: one function, compiled once per batch signature.
 
-    The model's optimizer is permanently replaced by one that records gradients. The step updates metrics, BatchNorm
-    statistics and seeds of the model as in Keras; its trainable variables keep their values.
+    The model's optimizer is permanently replaced by one that records gradients. The trainable variables keep their
+    values.
 
     Args:
         model: A compiled, built model.
@@ -38,50 +29,34 @@ class JaxGradientStep:
         loss_scale: The program's ``loss_scale``; None takes it from the model's own LossScaleOptimizer.
 
     Attributes:
-        model: The model.
         optimizer: Its recording optimizer.
         sums: Whether the loss is a sum; known after the first step.
     """
 
-    def __init__(self, model: Any, layout: ParameterLayout, *, loss_scale: Mapping[str, Any] | None = None) -> None:
-        self.model, self._layout = model, layout
+    def __init__(self, model: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None) -> None:
         check_layout(model, layout)
+        self.model, self._layout = model, layout
         self.optimizer = JaxRecordingOptimizer(model.optimizer, layout, loss_scale or own_loss_scale(model.optimizer))
         replace_everywhere(model, self.optimizer)
         self._version = int(self.optimizer.iterations)
         self._changing = [*model.non_trainable_variables, *model.metrics_variables, *self.optimizer.variables]
-        self._counts = _counts(model, self.optimizer)
+        self._counts = [len(model.non_trainable_variables), len(model.metrics_variables), len(self.optimizer.variables)]
         self._by_variable = jax.default_backend() == "cpu"
         self._denominator, self.sums = LossDenominator(model), False
-        self.traces = 0
+        self._traces = 0
         self._run = _compiled(self.pure, model)
 
-    def prepare(self, batch: Any) -> PreparedArrays:
-        """Convert a pytree of arrays to those that the step needs, ahead of the call."""
-        pytree = as_tensors(batch)
-        return PreparedArrays(pytree, int(jax.tree.leaves(pytree)[0].shape[0]))
+    @property
+    def traces(self) -> int:
+        """Number of runs of the step's Python code: of traces, or of all steps of an eager model."""
+        return self._traces
 
-    def __call__(self, weights: Any, batch: Any, *, version: int | None = None, share: float = 1.0) -> GradientResult:
-        """Compute the gradient of one batch.
-
-        Args:
-            weights: Flat weights, shape ``(P,)``, float32.
-            batch: Argument of ``train_step``: a pytree of arrays, or a prepared one.
-            version: Number of updates applied so far, the value of ``optimizer.iterations``; None: one more than last.
-            share: Fraction of the samples of a union of batches in this one.
-
-        Raises:
-            CaptureError: ``train_step`` contains an operation that cannot be distributed.
-            Exception: any exception of the user's code.
-        """
-        self._version = self._version + 1 if version is None else version + 1
-        batch = batch if isinstance(batch, PreparedArrays) else self.prepare(batch)
-        self.optimizer.iterations.assign(self._version - 1)
+    def _compute(self, weights: Any, batch: PreparedBatch, version: int, share: float) -> GradientResult:
+        self.optimizer.iterations.assign(version)
         held = [variable.value for variable in self._changing]
         factor = np.float32(1.0 / share)
         gradient, logs, finite, changed, counted = self._run(self._cut(weights), held, batch.pytree, factor)
-        for variable, value in zip(self._changing, changed, strict=True):
-            variable.assign(value)
+        _assign(self._changing, changed)
         return GradientResult(self._joined(gradient), logs, bool(finite), SUM if self.sums else counted)
 
     def _cut(self, weights: Any) -> Any:
@@ -104,15 +79,14 @@ class JaxGradientStep:
 
         ``held``: untrained variables, those of metrics, and of the optimizer; ``factor``: of losses that are sums.
         """
-        self.traces += 1
+        self._traces += 1
         untrained, metrics, own = _split(held, self._counts)
-        recording = self.optimizer.recording
-        recording.begin()
+        self.optimizer.gradients.clear()
         self._denominator.begin(factor)
         state = (_unflatten(weights, self._layout, self.model.trainable_variables), untrained, own, metrics)
         logs, state = self.model.train_step(state, batch)
         _, untrained, own, metrics = state
-        parts, finite = recording.collect()
+        parts, finite = self.optimizer.collect()
         denominator = self._denominator.end()
         self.sums = denominator is SUM
         if self.sums:
@@ -121,81 +95,47 @@ class JaxGradientStep:
         return gradient, flat_logs(logs, "train_step", as_log), finite, [*untrained, *metrics, *own], denominator
 
 
-class JaxEvaluateStep:
-    """One evaluation step of a model on JAX; it updates the model's metrics as in Keras.
+def model_call(model: Any, layout: ParameterLayout, method: str) -> Callable[[Any, Any], Any]:
+    """Return ``test_step`` or ``predict_step`` as a function of flat weights and a batch; see ``KerasBackend.call``.
 
-    Args:
-        model: A compiled, built model.
-        layout: Layout of its trainable variables.
+    A prediction leaves the model as it is.
     """
+    check_layout(model, layout)
+    metrics = model.metrics_variables if method == "test_step" else []
+    variables, counts = [*model.non_trainable_variables, *metrics], [len(model.non_trainable_variables), len(metrics)]
 
-    def __init__(self, model: Any, layout: ParameterLayout) -> None:
-        self._model, self._layout = model, layout
-        check_layout(model, layout)
-        self._changing = [*model.non_trainable_variables, *model.metrics_variables]
-        self._counts = _counts(model)
-        self._run = _compiled(self._pure, model)
+    def pure(weights: Any, held: list[Any], batch: Any) -> tuple[Any, list[Any]]:
+        untrained, metrics = _split(held, counts)
+        trainable = _unflatten(weights, layout, model.trainable_variables)
+        if method == "predict_step":
+            outputs, _ = model.predict_step((trainable, untrained), batch)
+            return list(keras.tree.flatten(outputs)), held
+        logs, (_, untrained, metrics) = model.test_step((trainable, untrained, metrics), batch)
+        return flat_logs(logs, method, as_log), [*untrained, *metrics]
 
-    def __call__(self, weights: Any, batch: Any) -> dict[str, Any]:
-        """Evaluate one batch.
+    run = _compiled(pure, model)
 
-        Args:
-            weights: Flat weights, shape ``(P,)``, float32.
-            batch: Argument of ``test_step``.
+    def call(weights: Any, batch: Any) -> Any:
+        found, changed = run(weights, [variable.value for variable in variables], as_tensors(batch))
+        _assign(variables, changed)
+        return found
 
-        Returns:
-            Logs that ``test_step`` returned: name -> 0-d float32 array, or an array.
-        """
-        logs, changed = self._run(weights, [variable.value for variable in self._changing], as_tensors(batch))
-        for variable, value in zip(self._changing, changed, strict=True):
-            variable.assign(value)
-        return dict(logs)
-
-    def _pure(self, weights: Any, held: list[Any], batch: Any) -> tuple[dict[str, Any], list[Any]]:
-        untrained, metrics = _split(held, self._counts)
-        trainable = _unflatten(weights, self._layout, self._model.trainable_variables)
-        logs, (_, untrained, metrics) = self._model.test_step((trainable, untrained, metrics), batch)
-        return flat_logs(logs, "test_step", as_log), [*untrained, *metrics]
+    return call
 
 
-class JaxOutputStep:
-    """One prediction step of a model on JAX; it leaves the model as it is.
-
-    Args:
-        model: A compiled, built model.
-        layout: Layout of its trainable variables.
-    """
-
-    def __init__(self, model: Any, layout: ParameterLayout) -> None:
-        check_layout(model, layout)
-        self._model, self._layout = model, layout
-        self._run = _compiled(self._pure, model)
-
-    def __call__(self, weights: Any, batch: Any) -> list[Any]:
-        """Return the leaves of what ``predict_step`` returns for flat weights, shape ``(P,)``, and a batch."""
-        held = [variable.value for variable in self._model.non_trainable_variables]
-        return list(self._run(weights, held, as_tensors(batch)))
-
-    def _pure(self, weights: Any, untrained: list[Any], batch: Any) -> list[Any]:
-        trainable = _unflatten(weights, self._layout, self._model.trainable_variables)
-        outputs, _ = self._model.predict_step((trainable, untrained), batch)
-        return list(keras.tree.flatten(outputs))
-
-
-class JaxRecordingOptimizer(ReplacingOptimizer):
-    """An optimizer that changes no variable: it records the gradients that ``train_step`` passes to it.
+class JaxRecordingOptimizer(RecordingOptimizer):
+    """Replacement of the model's optimizer while a worker computes gradients with JAX.
 
     Args:
         replaced: The model's optimizer.
         layout: Layout of the trainable variables.
         loss_scale: Dynamic scale of the loss, ``{"initial_scale", "dynamic_growth_steps"}``; None: a fixed one.
-
-    Attributes:
-        recording: Gradients of the step that is being traced.
     """
 
+    gradients: _TracedGradients
+
     def __init__(self, replaced: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None) -> None:
-        super().__init__(replaced)
+        super().__init__(replaced, (), _TracedGradients(layout))
         self._scale: Any = None
         if loss_scale is not None:
             initial = keras.initializers.Constant(float(loss_scale["initial_scale"]))
@@ -203,7 +143,11 @@ class JaxRecordingOptimizer(ReplacingOptimizer):
             self._finite_steps = self.add_variable(shape=(), initializer="zeros", dtype="int32", name="finite_steps")
         self._growth_steps = int(loss_scale["dynamic_growth_steps"]) if loss_scale else 0
         self._factor = None if loss_scale else replaced.loss_scale_factor
-        self.recording = _TracedGradient(layout)
+
+    @property
+    def scales(self) -> bool:
+        """Whether each step may change the scale of the loss."""
+        return self._scale is not None
 
     def scale_loss(self, loss: Any) -> Any:
         """Return the loss, scaled as by the replaced optimizer."""
@@ -218,11 +162,11 @@ class JaxRecordingOptimizer(ReplacingOptimizer):
             CaptureError: the gradients are not one for each trainable variable, or the second of this step.
         """
         iterations, rate, *scaling = optimizer_variables
-        parts = self.recording.vectors(grads)
-        finite: Any = jax.numpy.array(True)
+        parts = _vectors(grads, self.gradients.layout)
         if scaling:
             scale, finite_steps = scaling
             finite = jax.numpy.array([jax.numpy.isfinite(part).all() for part in parts]).all()
+            self.gradients.finite = finite
             parts = [part / scale for part in parts]
             grows = finite & (finite_steps == self._growth_steps - 1)
             scaling = [
@@ -231,52 +175,46 @@ class JaxRecordingOptimizer(ReplacingOptimizer):
             ]
         elif self._factor is not None:
             parts = [part / self._factor for part in parts]
-        self.recording.set(parts, finite)
+        self.gradients.add(dict(enumerate(parts)))
         return trainable_variables, [iterations + 1, rate, *scaling]
 
-
-class _TracedGradient:
-    """The gradient of one step; a separate class, because Keras tracks the attributes of an optimizer."""
-
-    def __init__(self, layout: ParameterLayout) -> None:
-        self._layout = layout
-        self._recorded: tuple[list[Any], Any] | None = None
-
-    def begin(self) -> None:
-        """Drop the gradient of the last step."""
-        self._recorded = None
-
-    def vectors(self, grads: Sequence[Any]) -> list[Any]:
-        """Return gradients as float32 vectors, zeros for those that are None."""
-        slots = self._layout.slots
-        if len(grads) != len(slots):
-            raise CaptureError(
-                f"train_step() passes {len(grads)} gradients to the optimizer. Expected: one for each of the model's "
-                f"{len(slots)} trainable variables, as Keras' stateless_apply() does."
-            )
-        zeros, float32 = jax.numpy.zeros, jax.numpy.float32
-        return [
-            zeros(slot.size, float32) if grad is None else grad.astype(float32).reshape(-1)
-            for grad, slot in zip(grads, slots, strict=True)
-        ]
-
-    def set(self, parts: list[Any], finite: Any) -> None:
-        """Set the gradient of this step, and whether it is finite."""
-        if self._recorded is not None:
-            raise CaptureError(
-                "train_step() applies the optimizer twice: one step is one update here. Let every call of "
-                "train_step() apply one gradient per variable."
-            )
-        self._recorded = parts, finite
-
     def collect(self) -> tuple[list[Any], Any]:
-        """Return the gradient of this step by variable, and whether it is finite."""
-        if self._recorded is None:
-            raise CaptureError(
-                "train_step() never calls self.optimizer.stateless_apply(...): there is no gradient to send."
-            )
-        found, self._recorded = self._recorded, None
+        """Return the gradient of this step by variable, and whether it is finite.
+
+        Raises:
+            CaptureError: no gradient was recorded.
+        """
+        self.gradients.require_any()
+        found = list(self.gradients.recorded.values()), self.gradients.finite
+        self.gradients.clear()  # arrays of a trace must not outlive it
         return found
+
+
+class _TracedGradients(StepGradients):
+    """The gradients of the step that is being traced, and whether they are finite."""
+
+    applied_by = "self.optimizer.stateless_apply(...)"
+    finite: Any = True
+
+    def clear(self) -> None:
+        """Begin a step."""
+        super().clear()
+        self.finite = jax.numpy.array(True)
+
+
+def _vectors(grads: Sequence[Any], layout: ParameterLayout) -> list[Any]:
+    """Return gradients as float32 vectors, zeros for those that are None."""
+    slots = layout.slots
+    if len(grads) != len(slots):
+        raise CaptureError(
+            f"train_step() passes {len(grads)} gradients to the optimizer. Expected: one for each of the model's "
+            f"{len(slots)} trainable variables, as Keras' stateless_apply() does."
+        )
+    zeros, float32 = jax.numpy.zeros, jax.numpy.float32
+    return [
+        zeros(slot.size, float32) if grad is None else grad.astype(float32).reshape(-1)
+        for grad, slot in zip(grads, slots, strict=True)
+    ]
 
 
 def _compiled(function: Callable[..., Any], model: Any) -> Callable[..., Any]:
@@ -299,9 +237,9 @@ def _unflatten(weights: Any, layout: ParameterLayout, variables: Sequence[Any]) 
     ]
 
 
-def _counts(model: Any, optimizer: Any = None) -> tuple[int, ...]:
-    counts = len(model.non_trainable_variables), len(model.metrics_variables)
-    return counts if optimizer is None else (*counts, len(optimizer.variables))
+def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
 
 
 def _split(values: Sequence[Any], counts: Sequence[int]) -> list[list[Any]]:

@@ -1,29 +1,112 @@
-"""Base of the optimizers that replace a model's own while a worker computes gradients."""
+"""Optimizers that replace a model's own while a worker computes gradients: they record what ``train_step`` applies."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 
+from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError
-from nfdt.core.keras_internals import raw_learning_rate
+from nfdt.core.keras_internals import raw_learning_rate, variable_key
 
 
-class ReplacingOptimizer(keras.optimizers.Optimizer):
-    """An optimizer that changes no variable.
+class StepGradients:
+    """The gradients of one step; a separate class, because Keras tracks the attributes of an optimizer.
+
+    Args:
+        layout: Position of each variable in the flat vector.
+
+    Attributes:
+        layout: See the argument.
+        places: Index of each variable in the layout, by the key that Keras gives it.
+        recorded: Gradients of this step, by the index of their variable.
+    """
+
+    applied_by = "self.optimizer.apply(...)"
+
+    def __init__(self, layout: ParameterLayout) -> None:
+        self.layout = layout
+        self.places: Mapping[Any, int] = {}
+        self.recorded: dict[int, Any] = {}
+
+    def clear(self) -> None:
+        """Begin a step."""
+        self.recorded.clear()
+
+    def add(self, gradients: Mapping[int, Any]) -> None:
+        """Record gradients by the index of their variable.
+
+        Raises:
+            CaptureError: one of the variables already has a gradient.
+        """
+        if twice := self.recorded.keys() & gradients.keys():
+            raise CaptureError(
+                f"train_step() applies the optimizer twice to {self.layout.slots[min(twice)].name!r}: one step is one "
+                "update here. Let every call of train_step() apply one gradient per variable."
+            )
+        self.recorded.update(gradients)
+
+    def require_any(self) -> None:
+        """Raise CaptureError if the step of a model with trainable variables has recorded nothing."""
+        if self.layout.slots and not self.recorded:
+            raise CaptureError(f"train_step() never calls {self.applied_by}: there is no gradient to send.")
+
+
+class RecordingOptimizer(keras.optimizers.Optimizer):
+    """An optimizer that changes no variable: it records the gradients that ``train_step`` passes to it.
 
     Attributes that it lacks (``momentum``, ``get_config``, ...) are read from the optimizer that it replaces.
 
     Args:
         replaced: The model's optimizer.
+        variables: The trainable variables, in the layout's order.
+        gradients: Where to record.
+
+    Attributes:
+        gradients: See the argument.
     """
 
-    def __init__(self, replaced: Any) -> None:
+    def __init__(self, replaced: Any, variables: Sequence[Any], gradients: StepGradients) -> None:
         super().__init__(learning_rate=0.0, name="recording_optimizer")
         self._replaced = replaced
         self.iterations.assign(replaced.iterations)
         self.built = True
+        self.gradients = gradients
+        gradients.places = {variable_key(self, variable): place for place, variable in enumerate(variables)}
+
+    def begin(self, version: Any) -> None:
+        """Drop the last step's gradients; ``version`` becomes ``iterations``."""
+        self.gradients.clear()
+        self.iterations.assign(version)
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Record the gradients of these variables for this step.
+
+        Raises:
+            ValueError: no variable has a gradient, as in Keras.
+            CaptureError: a variable does not belong to the model, or already has a gradient.
+        """
+        grads = list(grads)
+        if not grads:  # a model without trainable variables; Keras counts no update either
+            return
+        variables = [None] * len(grads) if trainable_variables is None else trainable_variables
+        places = [self._place(i, variable) for i, variable in enumerate(variables)]
+        found = {place: grad for place, grad in zip(places, grads, strict=True) if grad is not None}
+        if not found:
+            raise ValueError("No gradients provided for any variable.")
+        self.gradients.add(found)
+        self.iterations.assign_add(1)
+
+    def _place(self, position: int, variable: Any) -> int:
+        """Return the index of a variable in the layout; None is the one of this position."""
+        if variable is None:
+            return position
+        place = self.gradients.places.get(variable_key(self, variable))
+        if place is None:
+            raise not_of_the_model(variable)
+        return place
 
     def __getattr__(self, name: str) -> Any:
         replaced = vars(self).get("_replaced")
@@ -49,7 +132,7 @@ class ReplacingOptimizer(keras.optimizers.Optimizer):
         )
 
 
-def replace_everywhere(model: Any, replacement: ReplacingOptimizer) -> None:
+def replace_everywhere(model: Any, replacement: RecordingOptimizer) -> None:
     """Replace every reference of the model to its optimizer."""
     replaced = model.optimizer
     for name, value in list(vars(model).items()):

@@ -1,4 +1,4 @@
-"""Result of a training step, on every backend of Keras."""
+"""Results of the steps of a model, on every backend of Keras."""
 
 from __future__ import annotations
 

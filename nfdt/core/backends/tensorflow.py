@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import tensorflow as tf
 
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
-from nfdt.core.backends.contract import StepName
+from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.backends.contract import KerasBackend, ModelCall, StepName, TrainingStep
+from nfdt.core.backends.tensorflow_step import GradientStep, LocalStep, model_call
 from nfdt.core.keras_internals import table_default, tensorflow_seeded
 
+logger = logging.getLogger(__name__)
 
-class TensorFlowOperations:
-    """Operations of TensorFlow; see :class:`~nfdt.core.backends.contract.BackendOperations`."""
+
+class TensorFlowBackend(KerasBackend):
+    """TensorFlow; see :class:`~nfdt.core.backends.contract.KerasBackend`."""
 
     name = "tensorflow"
     version = str(tf.__version__)
+    has_local_steps = True
+    has_rows = True
+
+    def gradient_step(
+        self, model: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None, tables: Sequence[int]
+    ) -> TrainingStep:
+        """Return a step whose gradient is a tensor, or rows of tables."""
+        return GradientStep(model, layout, loss_scale=loss_scale, tables=tables)
+
+    def local_step(self, model: Any, layout: ParameterLayout) -> TrainingStep:
+        """Return a step that runs as it is."""
+        return LocalStep(model, layout)
+
+    def call(self, model: Any, layout: ParameterLayout, method: str) -> ModelCall:
+        """Return a step as a graph."""
+        return model_call(model, layout, method)
 
     def to_tensor(self, leaf: Any) -> Any:
         """Return an array as a ``tf.Tensor``, ``tf.SparseTensor`` or ``tf.RaggedTensor``."""
@@ -80,6 +101,19 @@ class TensorFlowOperations:
         """Return a tensor of zeros."""
         return tf.zeros(shape, dtype)
 
+    def limit_threads(self, threads: int) -> None:
+        """Limit the threads of operations; only the first job of a process can."""
+        try:
+            tf.config.threading.set_intra_op_parallelism_threads(threads)
+            tf.config.threading.set_inter_op_parallelism_threads(threads)
+        except RuntimeError:
+            logger.debug("TensorFlow runs already; its thread count stays")
+
+    def share_gpus(self) -> None:
+        """Let the memory of GPUs grow with its use."""
+        for gpu in tf.config.list_physical_devices("GPU"):
+            tf.config.experimental.set_memory_growth(gpu, True)
+
 
 def _make_variable(value: Any, trainable: bool, name: str) -> Any:
     return tf.Variable(value, trainable=trainable, name=name)
@@ -98,4 +132,4 @@ def _nothing() -> None:
     return None
 
 
-OPERATIONS = TensorFlowOperations()
+BACKEND = TensorFlowBackend()

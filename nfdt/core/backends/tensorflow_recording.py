@@ -8,9 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.backends.recording import ReplacingOptimizer, not_of_the_model
-from nfdt.core.errors import CaptureError
-from nfdt.core.keras_internals import variable_key
+from nfdt.core.backends.recording import RecordingOptimizer, StepGradients
 
 
 class LossScale:
@@ -54,7 +52,7 @@ class LossScale:
         return gradient / scale, finite
 
 
-class RecordingOptimizer(ReplacingOptimizer):
+class GraphRecordingOptimizer(RecordingOptimizer):
     """Replacement of the model's optimizer while a worker computes gradients with TensorFlow.
 
     Args:
@@ -65,6 +63,8 @@ class RecordingOptimizer(ReplacingOptimizer):
         tables: Variables, by index, of which only rows with a gradient are recorded.
     """
 
+    gradients: _GraphGradients
+
     def __init__(
         self,
         replaced: Any,
@@ -73,38 +73,12 @@ class RecordingOptimizer(ReplacingOptimizer):
         scale: LossScale,
         tables: Sequence[int] = (),
     ) -> None:
-        super().__init__(replaced)
+        super().__init__(replaced, variables, _GraphGradients(layout, tables))
         self._scale = scale
-        self._gradients = _Gradients(layout, {variable_key(self, v): i for i, v in enumerate(variables)}, tables)
 
     def scale_loss(self, loss: Any) -> Any:
         """Return the loss, scaled as by the replaced optimizer."""
         return self._scale.scaled(loss)
-
-    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Record the gradients of these variables for this step.
-
-        Raises:
-            ValueError: no variable has a gradient, as in Keras.
-            CaptureError: a variable does not belong to the model, or already has a gradient.
-        """
-        grads = list(grads)
-        if not grads:  # a model without trainable variables; Keras counts no update either
-            return
-        if trainable_variables is None:
-            places = list(range(len(grads)))
-        else:
-            places = [self._gradients.place(v, variable_key(self, v)) for v in trainable_variables]
-        pairs = [(place, g) for place, g in zip(places, grads, strict=True) if g is not None]
-        if not pairs:
-            raise ValueError("No gradients provided for any variable.")
-        self._gradients.add(pairs)
-        self.iterations.assign_add(1)
-
-    def begin(self, version: Any) -> None:
-        """Drop the last step's gradients; ``version`` becomes ``iterations``."""
-        self._gradients.clear()
-        self.iterations.assign(version)
 
     def collect(self) -> tuple[Any, Any]:
         """Return the step's flat, unscaled float32 gradient, shape ``(P,)``, and whether it is finite.
@@ -119,7 +93,7 @@ class RecordingOptimizer(ReplacingOptimizer):
 
         Row numbers are in any order, and repeat as often as the rows were looked up.
         """
-        index = self._gradients.index()
+        index = self.gradients.index()
         gradient, finite = self.collect()
         return gradient, index, finite
 
@@ -129,74 +103,61 @@ class RecordingOptimizer(ReplacingOptimizer):
         Raises:
             CaptureError: no gradient was recorded.
         """
-        return self._gradients.flat()
+        return self.gradients.flat()
 
     def recorded_parts(self, groups: Sequence[Sequence[int]]) -> list[Any]:
         """Return :meth:`recorded` in parts: one vector for each group of consecutive variables, given by index.
 
         Each part depends on the gradients of its own variables only.
         """
-        return self._gradients.parts(groups)
+        return self.gradients.parts(groups)
 
     def unscaled(self, gradient: Any) -> tuple[Any, Any]:
         """Return a recorded gradient without the loss scale, and whether it is finite; updates a dynamic scale."""
         return self._scale.unscaled(gradient)
 
 
-class _Gradients:
-    """The gradients of one step; a separate class, because Keras tracks the attributes of an optimizer."""
+class _GraphGradients(StepGradients):
+    """The gradients of one step, which may be in graphs within that of the step."""
 
-    def __init__(self, layout: ParameterLayout, places: Mapping[Any, int], tables: Sequence[int]) -> None:
-        self._layout = layout
-        self._places = places
+    applied_by = "self.optimizer.apply_gradients(...) or apply(...)"
+
+    def __init__(self, layout: ParameterLayout, tables: Sequence[int]) -> None:
+        super().__init__(layout)
         self._tables = tuple(tables)
         self._order = [*(i for i in range(len(layout.slots)) if i not in self._tables), *self._tables]
-        self._recorded: dict[int, Any] = {}
         self._index: dict[int, Any] = {}
         self._graph: Any = None
         self._buffer: Any = None
 
-    def place(self, variable: Any, key: Any) -> int:
-        """Return the index of a variable in the layout."""
-        if key not in self._places:
-            raise not_of_the_model(variable)
-        return self._places[key]
-
     def clear(self) -> None:
         """Begin a step, in the graph that is being built (or eagerly)."""
-        self._recorded.clear()
+        super().clear()
         self._index.clear()
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
-    def add(self, pairs: list[tuple[int, Any]]) -> None:
-        """Record gradients."""
-        if tf.executing_eagerly() or tf.compat.v1.get_default_graph() is self._graph:
-            self._record(pairs)
-        else:
-            self._write(pairs)
-
-    def _record(self, pairs: list[tuple[int, Any]]) -> None:
-        if twice := self._recorded.keys() & {place for place, _ in pairs}:
-            raise CaptureError(
-                f"train_step() applies the optimizer twice to {self._layout.slots[min(twice)].name!r}: one step is one "
-                "update here. Let every call of train_step() apply one gradient per variable."
-            )
-        for place, gradient in pairs:
+    def add(self, gradients: Mapping[int, Any]) -> None:
+        """Record gradients; see ``StepGradients``."""
+        if not tf.executing_eagerly() and tf.compat.v1.get_default_graph() is not self._graph:
+            self._write(gradients)
+            return
+        super().add(gradients)
+        for place, gradient in gradients.items():
             if place in self._tables and isinstance(gradient, tf.IndexedSlices):
                 self._index[place] = tf.cast(gradient.indices, tf.int64)
                 gradient = gradient.values
-            self._recorded[place] = _flat(gradient)
+            self.recorded[place] = _flat(gradient)
 
-    def _write(self, pairs: list[tuple[int, Any]]) -> None:
+    def _write(self, gradients: Mapping[int, Any]) -> None:
         """Write gradients of an inner graph (a decorated train_step, a tf.cond) to a variable that outlives it.
 
         TensorFlow may trace such a graph twice, or not again when the step is retraced; all traces use the variable.
         """
         if self._buffer is None:
             with tf.init_scope():
-                self._buffer = tf.Variable(tf.zeros(self._layout.size), trainable=False)
-        for place, gradient in pairs:
-            slot = self._layout.slots[place]
+                self._buffer = tf.Variable(tf.zeros(self.layout.size), trainable=False)
+        for place, gradient in gradients.items():
+            slot = self.layout.slots[place]
             self._buffer[slot.start : slot.stop].assign(_flat(gradient))
 
     def flat(self) -> Any:
@@ -207,13 +168,10 @@ class _Gradients:
         """Return one vector for each group of variables, given by index, zeros where a variable has no gradient."""
         if not self._order:
             return [tf.zeros(0) for _ in groups]
-        if not self._recorded and self._buffer is None:
-            raise CaptureError(
-                "train_step() never calls self.optimizer.apply_gradients(...) or apply(...): "
-                "there is no gradient to send."
-            )
+        if self._buffer is None:
+            self.require_any()
         parts = [tf.concat([self._of(place) for place in group], 0) for group in groups]
-        self._recorded.clear()  # tensors of a graph must not outlive its trace
+        self.recorded.clear()  # tensors of a graph must not outlive its trace
         self._index.clear()
         if self._buffer is not None:
             self._buffer.assign(tf.zeros_like(self._buffer))
@@ -221,7 +179,7 @@ class _Gradients:
 
     def _of(self, place: int) -> Any:
         """Return the gradient of one variable: the recorded part and the part from the buffer."""
-        slot, recorded = self._layout.slots[place], self._recorded.get(place)
+        slot, recorded = self.layout.slots[place], self.recorded.get(place)
         written = None if self._buffer is None else self._buffer[slot.start : slot.stop]
         if place in self._index and written is not None:
             return tf.concat([recorded, written], 0)
@@ -232,7 +190,7 @@ class _Gradients:
         """Return for each table the numbers of the rows that :meth:`flat` will return; all rows if unknown."""
         found = []
         for place in self._tables:
-            every = tf.range(self._layout.slots[place].shape[0], dtype=tf.int64)
+            every = tf.range(self.layout.slots[place].shape[0], dtype=tf.int64)
             known = self._index.get(place)
             parts = [known] if known is not None and self._buffer is None else [known, every]
             found.append(tf.concat([part for part in parts if part is not None], 0))

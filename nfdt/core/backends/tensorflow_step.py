@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -11,12 +12,13 @@ import numpy as np
 import tensorflow as tf
 
 from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.backends.contract import TrainingStep
 from nfdt.core.backends.denominator import SUM, LossDenominator
 from nfdt.core.backends.direct_call import DirectCall, Prepared
 from nfdt.core.backends.recording import replace_everywhere
 from nfdt.core.backends.step_result import GradientResult, check_layout, flat_logs, own_loss_scale
 from nfdt.core.backends.tables import Tables
-from nfdt.core.backends.tensorflow_recording import LossScale, RecordingOptimizer
+from nfdt.core.backends.tensorflow_recording import GraphRecordingOptimizer, LossScale
 from nfdt.core.errors import CaptureError
 
 
@@ -51,11 +53,36 @@ class WeightSetter:
         return tf.concat(parts, 0) if parts else tf.zeros(0)
 
 
-class GradientStep:
-    """One training step of a model: one ``tf.function`` call, traced once per batch signature.
+class GraphStep(TrainingStep):
+    """A training step whose calls are one ``tf.function`` call, traced once per batch signature.
 
-    The model's optimizer is permanently replaced by one that records gradients. The step updates metrics, BatchNorm
-    statistics and seeds of the model as in Keras.
+    Args:
+        model: A compiled, built model.
+        layout: Layout of its trainable variables.
+        tables: Variables, by index, that are not part of the flat weights.
+    """
+
+    def __init__(self, model: Any, layout: ParameterLayout, tables: Sequence[int] = ()) -> None:
+        self.model = model
+        self._weights = WeightSetter(model, layout, tables)
+        self._run = direct_call(self._traced, model)
+
+    @property
+    def traces(self) -> int:
+        """Number of traces of the step; 0 for an eager model."""
+        return self._run.traces
+
+    def prepare(self, batch: Any) -> Prepared:
+        """Convert a pytree of arrays to the tensors that the step needs, ahead of the call."""
+        return self._run.prepare(batch)
+
+    @abstractmethod
+    def _traced(self, weights: Any, batch: Any, *scalars: Any) -> Any:
+        """Run the step on tensors: the function that is traced."""
+
+
+class GradientStep(GraphStep):
+    """Step that returns the gradient; the model's optimizer is permanently replaced by one that records it.
 
     Args:
         model: A compiled, built model.
@@ -72,41 +99,16 @@ class GradientStep:
         loss_scale: Mapping[str, Any] | None = None,
         tables: Sequence[int] = (),
     ) -> None:
-        self._model = model
+        super().__init__(model, layout, tables)
         self._tables = Tables(model, layout, tables) if tables else None
-        self._weights = WeightSetter(model, layout, tables)
         self._optimizer = replace_optimizer(model, layout, loss_scale or own_loss_scale(model.optimizer), tables)
         self._version = int(self._optimizer.iterations)
         self._denominator, self._sums = LossDenominator(model), False
         self._share, self._factor = 1.0, tf.Variable(1.0, trainable=False)
-        self._run = direct_call(self._traced, model)
 
-    @property
-    def traces(self) -> int:
-        """Number of traces of the step; 0 for an eager model."""
-        return self._run.traces
-
-    def prepare(self, batch: Any) -> Prepared:
-        """Convert a pytree of arrays to the tensors that the step needs, ahead of the call."""
-        return self._run.prepare(batch)
-
-    def __call__(self, weights: Any, batch: Any, *, version: int | None = None, share: float = 1.0) -> GradientResult:
-        """Compute the gradient of one batch.
-
-        Args:
-            weights: Flat weights, shape ``(P,)``, float32; copied. A step with tables takes ``RowWeights`` as well.
-            batch: Argument of ``train_step``: a pytree of arrays, or a prepared one.
-            version: Number of updates applied so far, the value of ``optimizer.iterations``; None: one more than last.
-            share: Fraction of the samples of a union of batches in this one.
-
-        Raises:
-            CaptureError: ``train_step`` contains an operation that cannot be distributed.
-            Exception: any exception of the user's code.
-        """
-        self._version = self._version + 1 if version is None else version + 1
-        batch = batch if isinstance(batch, Prepared) else self.prepare(batch)
+    def _compute(self, weights: Any, batch: Any, version: int, share: float) -> GradientResult:
         dense = self._tables.show(weights) if self._tables else weights
-        now = np.array(self._version - 1, np.int64)  # of a Python number TensorFlow keeps the tensor for ever
+        now = np.array(version, np.int64)  # of a Python number TensorFlow keeps the tensor for ever
         if share != self._share:
             self._share = share
             self._factor.assign(1.0 / share)
@@ -114,11 +116,11 @@ class GradientStep:
         gradient = self._tables.gradient(gradient, index) if self._tables else gradient
         return GradientResult(gradient, logs, bool(finite), SUM if self._sums else counted)
 
-    def _traced(self, weights: Any, batch: Any, version: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any], Any, Any]:
+    def _traced(self, weights: Any, batch: Any, *scalars: Any) -> tuple[Any, ...]:
         self._weights(weights)
-        self._optimizer.begin(version)
+        self._optimizer.begin(*scalars)
         self._denominator.begin(self._factor)
-        logs = step_logs(self._model.train_step(batch), "train_step")
+        logs = step_logs(self.model.train_step(batch), "train_step")
         gradient, index, finite = self._optimizer.collect_rows()
         denominator = of_this_graph(self._denominator.end())
         self._sums = denominator is SUM
@@ -149,11 +151,11 @@ def direct_call(function: Any, model: Any) -> DirectCall:
 
 def replace_optimizer(
     model: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None, tables: Sequence[int] = ()
-) -> RecordingOptimizer:
+) -> GraphRecordingOptimizer:
     """Replace every reference of the model to its optimizer by a recording optimizer."""
     replaced = model.optimizer
     scale = LossScale(None if loss_scale else replaced.loss_scale_factor, loss_scale)
-    recording = RecordingOptimizer(replaced, model.trainable_variables, layout, scale, tables)
+    recording = GraphRecordingOptimizer(replaced, model.trainable_variables, layout, scale, tables)
     replace_everywhere(model, recording)
     return recording
 
@@ -174,99 +176,34 @@ def step_logs(logs: Any, method: str) -> dict[str, Any]:
     return flat_logs(logs, method, as_log)
 
 
-class EvaluateStep:
-    """One evaluation step of a model, traced once per batch signature; it updates the model's metrics as in Keras.
+def model_call(model: Any, layout: ParameterLayout, method: str) -> Callable[[Any, Any], Any]:
+    """Return ``test_step`` or ``predict_step`` as a function of flat weights and a batch, traced once per signature."""
+    assign = WeightSetter(model, layout)
 
-    Args:
-        model: A compiled, built model.
-        layout: Layout of its trainable variables.
-    """
+    def traced(weights: Any, batch: Any) -> Any:
+        assign(weights)
+        found = getattr(model, method)(batch)
+        return step_logs(found, method) if method == "test_step" else list(keras.tree.flatten(found))
 
-    def __init__(self, model: Any, layout: ParameterLayout) -> None:
-        self._model = model
-        self._weights = WeightSetter(model, layout)
-        self._run = direct_call(self._traced, model)
-
-    def __call__(self, weights: Any, batch: Any) -> dict[str, Any]:
-        """Evaluate one batch.
-
-        Args:
-            weights: Flat weights, shape ``(P,)``, float32; copied.
-            batch: Argument of ``test_step``.
-
-        Returns:
-            Logs that ``test_step`` returned: name -> 0-d float32 tensor, or an array.
-        """
-        return dict(self._run(weights, self._run.prepare(batch)))
-
-    def _traced(self, weights: Any, batch: Any) -> dict[str, Any]:
-        self._weights(weights)
-        return step_logs(self._model.test_step(batch), "test_step")
+    run = direct_call(traced, model)
+    return lambda weights, batch: run(weights, run.prepare(batch))
 
 
-class OutputStep:
-    """One prediction step of a model, traced once per batch signature.
-
-    Args:
-        model: A compiled, built model.
-        layout: Layout of its trainable variables.
-    """
-
-    def __init__(self, model: Any, layout: ParameterLayout) -> None:
-        self._model = model
-        self._weights = WeightSetter(model, layout)
-        self._run = direct_call(self._traced, model)
-
-    def __call__(self, weights: Any, batch: Any) -> list[Any]:
-        """Return the leaves of what ``predict_step`` returns for flat weights, shape ``(P,)``, and a batch."""
-        return list(self._run(weights, self._run.prepare(batch)))
-
-    def _traced(self, weights: Any, batch: Any) -> list[Any]:
-        self._weights(weights)
-        return list(keras.tree.flatten(self._model.predict_step(batch)))
-
-
-class LocalStep:
-    """One training step with the model's own optimizers; what it pushes is the difference of weights that it makes.
+class LocalStep(GraphStep):
+    """Step with the model's own optimizers; its gradient is the weights before minus the weights after the step.
 
     Optimizers, as many as there are, step in the order of ``train_step``, and later parts of the step see their
     updates. Assignments to weights count as well, as those of a moving average. See
-    :mod:`nfdt.core.program.local_optimizers`.
-
-    Args:
-        model: A compiled model whose optimizers are built.
-        layout: Layout of its trainable variables.
+    :mod:`nfdt.core.program.local_optimizers`. The optimizers must be built.
     """
 
-    def __init__(self, model: Any, layout: ParameterLayout) -> None:
-        self._model = model
-        self._weights = WeightSetter(model, layout)
-        self._run = direct_call(self._traced, model)
-
-    @property
-    def traces(self) -> int:
-        """Number of traces of the step; 0 for an eager model."""
-        return self._run.traces
-
-    def prepare(self, batch: Any) -> Prepared:
-        """Convert a pytree of arrays to the tensors that the step needs, ahead of the call."""
-        return self._run.prepare(batch)
-
-    def __call__(self, weights: Any, batch: Any, *, version: int | None = None, share: float = 1.0) -> GradientResult:
-        """Train on one batch; the gradient of the result is the weights before minus the weights after the step.
-
-        ``version`` and ``share`` are ignored: the step is that of plain Keras with this batch.
-
-        Raises:
-            CaptureError: ``train_step`` returns logs that cannot be distributed.
-            Exception: any exception of the user's code.
-        """
-        prepared = batch if isinstance(batch, Prepared) else self.prepare(batch)
-        difference, logs = self._run(weights, prepared)
+    def _compute(self, weights: Any, batch: Any, version: int, share: float) -> GradientResult:
+        """Train on one batch; ``version`` and ``share`` are ignored: the step is that of plain Keras with it."""
+        difference, logs = self._run(weights, batch)
         return GradientResult(difference, logs, finite=True)
 
-    def _traced(self, weights: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
+    def _traced(self, weights: Any, batch: Any, *scalars: Any) -> tuple[Any, dict[str, Any]]:
         self._weights(weights)
         before = self._weights.read()  # as the variables' dtypes hold them
-        logs = step_logs(self._model.train_step(batch), "train_step")
+        logs = step_logs(self.model.train_step(batch), "train_step")
         return before - self._weights.read(), logs

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from nfdt.core.arrays.layout import Array
+from nfdt.core.backends.contract import current
 from nfdt.core.errors import ProtocolError
 from nfdt.core.keras_internals import SET_LATER, flatten_layers
 from nfdt.core.program.source_watch import globals_of
@@ -25,7 +26,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 def runs_eagerly(model: Any) -> bool:
     """Whether Python code of the model runs at every step."""
-    return bool(model.run_eagerly) or keras.backend.backend() == "torch"
+    return bool(model.run_eagerly) or current().is_eager
 
 
 class Attributes:

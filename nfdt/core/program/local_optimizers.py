@@ -23,6 +23,7 @@ from typing import Any
 
 import keras
 
+from nfdt.core.backends.contract import current
 from nfdt.core.errors import CaptureError
 from nfdt.core.keras_internals import (
     moving_averages,
@@ -66,7 +67,7 @@ def trace_own_step(model: Any, batch: Any) -> StepEffects | None:
     """
     if not is_divided(model.optimizer) and not overrides(model, "train_step"):
         return None
-    if keras.backend.backend() != "tensorflow":
+    if not current().has_local_steps:
         _require_one_optimizer(model)
         return None
     return trace_step(model, batch)
@@ -93,7 +94,7 @@ def _require_one_optimizer(model: Any) -> None:
     if others:
         raise CaptureError(
             f"{type(model).__name__} {model.name!r}: expected Keras on TensorFlow for a model with several optimizers. "
-            f"Received: {', '.join(others)}, besides that of compile(), on {keras.backend.backend()}. Set "
+            f"Received: {', '.join(others)}, besides that of compile(), on {current().name}. Set "
             "KERAS_BACKEND=tensorflow."
         )
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-import keras
 import numpy as np
 
 from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.backends.contract import TrainingStep, current
 from nfdt.core.backends.lanes import BatchedStep
-from nfdt.core.backends.step_result import GradientResult
 from nfdt.core.errors import CaptureError
 from nfdt.core.keras_internals import flatten_layers
 from nfdt.core.program.compiling import leaf_metrics, merges_itself, overrides
@@ -19,130 +18,42 @@ from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.unpack import load
 from nfdt.core.training.predict import PredictStep
 
-LANES = 32
-"""Most gradients of one call, as each needs its own activations; an estimate for ResNet-20 with batches of 128."""
-
-
-class PreparedBatch(Protocol):
-    """A batch in the form that a step takes."""
-
-    @property
-    def samples(self) -> int:
-        """Number of samples in the batch."""
-        ...
-
-
-class TrainingStep(Protocol):
-    """One training step of a model: the gradient of a batch at given weights."""
-
-    @property
-    def traces(self) -> int:
-        """Number of traces of the step."""
-        ...
-
-    def prepare(self, batch: Any) -> Any:
-        """Convert a pytree of arrays to a :class:`PreparedBatch`, ahead of the call."""
-        ...
-
-    def __call__(self, weights: Any, batch: Any, *, version: int | None = None, share: float = 1.0) -> GradientResult:
-        """Compute the gradient of a batch.
-
-        Args:
-            weights: Flat weights.
-            batch: A pytree of arrays, or prepared.
-            version: Number of updates applied so far.
-            share: Fraction of the samples of a union of batches in this one, whose gradients are combined by their
-                denominators; see :mod:`nfdt.core.backends.denominator`.
-        """
-        ...
-
-
-class EvaluationStep(Protocol):
-    """One evaluation step of a model, which updates its metrics."""
-
-    def __call__(self, weights: Any, batch: Any) -> dict[str, Any]:
-        """Return the logs of a batch, a pytree of arrays, at flat weights."""
-        ...
+EvaluationStep = Callable[[Any, Any], dict[str, Any]]
+"""A step that updates the model's metrics: the logs of a batch, a pytree of arrays, at flat weights."""
 
 
 def gradient_step(
     model: Any, layout: ParameterLayout, *, loss_scale: Mapping[str, Any] | None = None, tables: Sequence[int] = ()
 ) -> TrainingStep:
-    """Return the training step of a compiled, built model, whose optimizer it replaces.
-
-    Args:
-        model: The model.
-        layout: Layout of its trainable variables.
-        loss_scale: The program's ``loss_scale``; None takes it from the model's own LossScaleOptimizer.
-        tables: Variables, by index, whose gradients are returned as rows; on TensorFlow only.
+    """Return the training step of a compiled, built model; see ``KerasBackend.gradient_step``.
 
     Raises:
-        CaptureError: tables on another backend.
+        CaptureError: tables on a backend without rows.
     """
-    backend = keras.backend.backend()
-    if tables and backend != "tensorflow":
+    backend = current()
+    if tables and not backend.has_rows:
         raise CaptureError(
-            f"Embeddings that are exchanged by rows: expected workers on TensorFlow. Received: one on {backend}."
+            f"Embeddings that are exchanged by rows: expected workers on TensorFlow. Received: one on {backend.name}."
         )
-    if backend == "jax":
-        from nfdt.core.backends.jax_step import JaxGradientStep
-
-        return JaxGradientStep(model, layout, loss_scale=loss_scale)
-    if backend == "torch":
-        from nfdt.core.backends.torch_step import TorchGradientStep
-
-        return TorchGradientStep(model, layout, loss_scale=loss_scale)
-    from nfdt.core.backends.tensorflow_step import GradientStep
-
-    return GradientStep(model, layout, loss_scale=loss_scale, tables=tables)
+    return backend.gradient_step(model, layout, loss_scale, tables)
 
 
 def make_step(model: Any, manifest: Manifest, tables: Sequence[int] = ()) -> TrainingStep:
     """Return the training step of a worker, for a program's model: one of gradients, or one that runs as it is."""
     if manifest.steps_on_workers:
-        from nfdt.core.backends.tensorflow_step import LocalStep
-
-        return LocalStep(model, manifest.layout)
+        return current().local_step(model, manifest.layout)
     return gradient_step(model, manifest.layout, loss_scale=manifest.loss_scale, tables=tables)
-
-
-def default_lanes() -> int:
-    """Return the number of gradients that are best computed in one call here.
-
-    More than one is faster on accelerators only: on CPUs a convolution with other weights in each lane is slower than
-    one after the other.
-    """
-    if keras.backend.backend() != "jax":
-        return 1
-    import jax
-
-    return 1 if jax.default_backend() == "cpu" else LANES
 
 
 def batched_step(step: TrainingStep) -> BatchedStep | None:
     """Return the step of several gradients in one call; None where it would give other results than ``step``.
 
-    It resets the metrics of the model.
-    """
-    if keras.backend.backend() != "jax":
-        return None
-    from nfdt.core.backends.jax_batched_step import JaxBatchedStep
-    from nfdt.core.backends.jax_step import JaxGradientStep
-
-    return JaxBatchedStep(step) if isinstance(step, JaxGradientStep) and _fits(step) else None
-
-
-def _fits(step: Any) -> bool:
-    """Return whether the gradients of a model can be computed together with the results of one by one.
-
-    The step must be Keras' own, whose logs are the results of the metrics; compiled, as Keras would compile it; with
-    metrics that add up, see docs/decisions/0021; and without a loss scale that each step changes.
+    The step must be Keras' own, whose logs are the results of the metrics, with metrics that add up; see
+    docs/decisions/0021. The batched step resets the metrics of the model.
     """
     model = step.model
     own = not overrides(model, "train_step") and not overrides(model, "compute_metrics")
-    compiled = model.jit_compile and not model.run_eagerly
-    scaled = len(step.optimizer.variables) > 2  # besides iterations and learning rate
-    return bool(own and compiled and not scaled and model.trainable_variables) and _add_up(model)
+    return current().batched_step(step) if own and model.trainable_variables and _add_up(model) else None
 
 
 def _add_up(model: Any) -> bool:
@@ -158,32 +69,12 @@ def _add_up(model: Any) -> bool:
 
 def evaluation_step(model: Any, layout: ParameterLayout) -> EvaluationStep:
     """Return the evaluation step of a compiled, built model."""
-    if keras.backend.backend() == "jax":
-        from nfdt.core.backends.jax_step import JaxEvaluateStep
-
-        return JaxEvaluateStep(model, layout)
-    if keras.backend.backend() == "torch":
-        from nfdt.core.backends.torch_step import TorchEvaluateStep
-
-        return TorchEvaluateStep(model, layout)
-    from nfdt.core.backends.tensorflow_step import EvaluateStep
-
-    return EvaluateStep(model, layout)
+    return current().call(model, layout, "test_step")
 
 
 def prediction_step(model: Any, layout: ParameterLayout) -> PredictStep:
     """Return the prediction step of a compiled, built model."""
-    if keras.backend.backend() == "jax":
-        from nfdt.core.backends.jax_step import JaxOutputStep
-
-        return PredictStep(JaxOutputStep(model, layout))
-    if keras.backend.backend() == "torch":
-        from nfdt.core.backends.torch_step import TorchOutputStep
-
-        return PredictStep(TorchOutputStep(model, layout))
-    from nfdt.core.backends.tensorflow_step import OutputStep
-
-    return PredictStep(OutputStep(model, layout))
+    return PredictStep(current().call(model, layout, "predict_step"))
 
 
 @dataclass(frozen=True)
