@@ -12,7 +12,8 @@ from nfdt.core.specs.job import parse_job
 from nfdt.core.training.steps import BuiltProgram
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
-from nfdt.core.work.slot_connection import NextCalls, Patience
+from nfdt.core.work.patience import Patience
+from nfdt.core.work.slot_connection import NextCalls
 from nfdt.transport.choice import make_choice
 from nfdt.transport.emulated_link import make_link
 from nfdt.transport.stream import StreamClient

@@ -36,7 +36,7 @@ from nfdt.core.work.instructions import (
     Wait,
 )
 from nfdt.core.work.messages import to_reply, to_report
-from nfdt.core.work.slot_connection import Patience
+from nfdt.core.work.patience import Patience
 from nfdt.shard.building import build_store
 from nfdt.shard.in_process import InProcessClient
 from nfdt.shard.servicer import start_shard

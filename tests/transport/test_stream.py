@@ -42,7 +42,7 @@ from nfdt.core.wire.shards_pb2 import (
     ShardLearningRate,
     StateChunk,
 )
-from nfdt.core.work.slot_connection import Patience
+from nfdt.core.work.patience import Patience
 from nfdt.shard import listener
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
