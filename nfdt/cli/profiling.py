@@ -22,8 +22,8 @@ from nfdt.core.program.pack import PackedProgram
 from nfdt.core.program.state import load_state
 from nfdt.core.specs.job import ClusterSpec, resolve_algorithm
 from nfdt.core.specs.presets import DEFAULT_PRESET
-from nfdt.core.training.epoch_timer import EpochTimer
 from nfdt.core.training.host_batches import leaves, map_arrays, rows_of
+from nfdt.core.training.plain_training import EpochTimer
 from nfdt.core.training.steps import make_step
 from nfdt.planning.calibration import MeasuredEpochs, MeasuredWorker, Profile, measured_worker
 from nfdt.schedulers import StepTime

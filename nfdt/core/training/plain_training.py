@@ -1,4 +1,4 @@
-"""Seconds of the epochs of a training, to compare trainings with each other."""
+"""Trainings in this process to compare with: from the state of a new process, and timed by epochs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from typing import Any
 import keras
 
 from nfdt.core.clock import Clock
+
+
+def reset_keras(seed: int) -> None:
+    """Clear the names of earlier models, and seed Keras, NumPy and Python."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(seed)
 
 
 class EpochTimer(keras.callbacks.Callback):
