@@ -56,7 +56,7 @@ def saves_at_batches(callback: Any) -> bool:
 
 def looks_at_batches(callback: Any) -> bool:
     """Whether a callback has batch hooks that are not known to be harmless."""
-    from nfdt.core import keras_internals
+    from nfdt.model import keras_internals
 
     for hook in HOOKS:
         method = getattr(callback, hook)
@@ -144,7 +144,7 @@ def _named(callbacks: Sequence[Any]) -> str:
 
 def _next_save(saver: Any, done: int, size: int) -> int:
     """Return the number of batches of the epoch after which the callback saves next."""
-    from nfdt.core import keras_internals
+    from nfdt.model import keras_internals
 
     missing = max(1, saver.save_freq - keras_internals.batches_seen(saver, saver.save_freq - 1))
     return done + -(-missing // size) * size

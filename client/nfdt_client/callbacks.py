@@ -26,7 +26,7 @@ def each(callbacks: Any) -> list[Any]:
 
 def watches_tests(callbacks: Any) -> bool:
     """Whether a callback hooks into evaluation; the model is then evaluated in this process."""
-    from nfdt.core import keras_internals
+    from nfdt.model import keras_internals
 
     for callback in each(callbacks):
         if type(callback).__name__ == "SwapEMAWeights":
@@ -94,7 +94,7 @@ def local_validation(captured: Capture, callbacks: Any) -> Validation | None:
     """Return Keras' own evaluation in this process, for data that only this process can read; else None."""
     if captured.local_validation is None:
         return None
-    from nfdt.core import keras_internals
+    from nfdt.model import keras_internals
 
     model, arguments = captured.model, captured.arguments
     x, y, sample_weight = captured.local_validation

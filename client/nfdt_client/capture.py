@@ -45,7 +45,7 @@ def capture(
         CaptureError: a backend on which the algorithm does not train, a model with a ``make_train_function`` of its
             own, or data that cannot be shipped.
     """
-    from nfdt.core import keras_internals
+    from nfdt.model import keras_internals
 
     require_backend_of(options)
     _warn_of_ignored_backend()
@@ -97,7 +97,7 @@ def _refuse_own_loop(model: Any) -> None:
 
 def _replaces(model: Any, method: str) -> bool:
     """Whether the user's class, or the model itself, has another method than ``keras.Model``."""
-    from nfdt.core.program.compiling import overrides
+    from nfdt.model.program.compiling import overrides
 
     return overrides(model, method) or method in vars(model)
 
@@ -113,14 +113,14 @@ def _warn_of_ignored_backend() -> None:
 
 
 def _limited_epochs(epochs: int) -> int:
-    from nfdt.core import keras_internals
+    from nfdt.model import keras_internals
 
     limit = keras_internals.epoch_limit()
     return min(int(epochs), limit) if limit else int(epochs)
 
 
 def _split(arguments: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
-    from nfdt.core import keras_internals
+    from nfdt.model import keras_internals
 
     data = (arguments["x"], arguments["y"], arguments["sample_weight"])
     validation_data = arguments["validation_data"]
@@ -135,7 +135,7 @@ def _split(arguments: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
 
 def _why_no_datasets(options: Options, model: Any) -> str:
     """Return why workers of this job cannot run datasets, or ""."""
-    from nfdt.core.program.untrained import carrying_layers
+    from nfdt.model.program.untrained import carrying_layers
 
     name = options.algorithm.name
     if carrying_layers(model):
@@ -152,7 +152,7 @@ def _why_no_datasets(options: Options, model: Any) -> str:
 def _with_validation(captured: Capture, validation_data: Any, terms: PlacementTerms) -> Capture:
     import keras
 
-    from nfdt.core import keras_internals
+    from nfdt.model import keras_internals
 
     arguments = captured.arguments
     x, y, sample_weight = keras_internals.unpack_batch(validation_data)
@@ -187,7 +187,7 @@ def check_batch(model: Any, batch: Any) -> None:
     """
     import keras
 
-    from nfdt.core import keras_internals
+    from nfdt.model import keras_internals
 
     known = isinstance(model, keras_internals.Functional | keras.Sequential) and type(model).__module__.startswith(
         "keras."

@@ -77,8 +77,8 @@ def _data(arguments: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 
 
 def _check_model(method: str, model: Any) -> None:
-    from nfdt.core import keras_internals
-    from nfdt.core.program.compiling import overrides
+    from nfdt.model import keras_internals
+    from nfdt.model.program.compiling import overrides
 
     if not (model.compiled and model.built and model.optimizer):
         raise RunsHere("the model is not compiled with an optimizer, or not built")
@@ -91,7 +91,7 @@ def _check_model(method: str, model: Any) -> None:
 
 def _watches(callback: Any, hooks: Sequence[str]) -> bool:
     """Whether a callback that is not Keras' own has one of these hooks."""
-    from nfdt.core import keras_internals
+    from nfdt.model import keras_internals
 
     for method in (getattr(callback, hook) for hook in hooks):
         of_keras = str(getattr(method, "__module__", "")).startswith("keras.")
@@ -102,7 +102,7 @@ def _watches(callback: Any, hooks: Sequence[str]) -> bool:
 
 def _cut(data: Arrays, steps: int | None, steps_per_execution: int) -> Arrays:
     """Return the rows that ``steps`` leave; Keras ends with whole executions."""
-    from nfdt.core import keras_internals
+    from nfdt.model import keras_internals
 
     batches = keras_internals.limited_batches(steps, steps_per_execution)
     if batches is None:

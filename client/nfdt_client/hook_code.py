@@ -27,7 +27,7 @@ def reads_batches(callback: Any) -> bool:
 
 def _hooks(callback: Any) -> Iterator[tuple[Any, bool]]:
     """Yield the hooks of the callback and of its bases, and whether their first argument is the callback."""
-    from nfdt.core import keras_internals
+    from nfdt.model import keras_internals
 
     for hook in HOOKS:
         own = vars(callback).get(hook)
@@ -39,7 +39,7 @@ def _hooks(callback: Any) -> Iterator[tuple[Any, bool]]:
 
 
 def _is_of_a_package(function: Any) -> bool:
-    from nfdt.core.program.own_modules import is_installed_file
+    from nfdt.model.program.own_modules import is_installed_file
 
     if str(getattr(function, "__module__", "")).startswith("keras."):
         return True

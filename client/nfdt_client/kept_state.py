@@ -90,7 +90,7 @@ def back_up(state: ModelState, job: InteractiveJob, callbacks: Any, epoch: int) 
     """
     from keras.callbacks import BackupAndRestore
 
-    from nfdt.core import keras_internals
+    from nfdt.model import keras_internals
 
     savers = [callback for callback in callbacks.callbacks if isinstance(callback, BackupAndRestore)]
     if not savers:

@@ -12,8 +12,8 @@ from typing import Any
 
 from nfdt.core.errors import JobFailed, JobTaken, NotStored, PolicyRefused, Terminated, UsageError
 from nfdt.core.events import Event
-from nfdt.core.program.state import State
 from nfdt.core.wire.parsing import Seldom
+from nfdt.model.program.state import State
 from nfdt_client.batch_hooks import BatchHooks, Pauses, as_returned
 from nfdt_client.board import Board
 from nfdt_client.failures import TRAINED, failure_of
@@ -274,7 +274,7 @@ class Mirror:
         self._steps = int(steps or 0) if not self._requests.feeds else 0  # a stream may end before its declared length
         if steps and not self._fit.steps_per_epoch and steps != params.get("steps"):
             self._callbacks.set_params({**params, "steps": steps})
-            from nfdt.core import keras_internals
+            from nfdt.model import keras_internals
 
             bar = keras_internals.progress_bar(self._callbacks)
             if bar is not None:
@@ -347,7 +347,7 @@ class Mirror:
 
     def _warn_of_missing_data(self) -> None:
         """Emit Keras' warning if the epoch had fewer calls of the hooks than ``steps_per_epoch`` asks for."""
-        from nfdt.core import keras_internals
+        from nfdt.model import keras_internals
 
         size, wanted = self._fit.steps_per_execution, self._fit.steps_per_epoch or 0
         if -(-self._hooks.done // size) < wanted // size and not self._requests.stopping:

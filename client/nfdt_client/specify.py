@@ -28,7 +28,7 @@ from nfdt_client.training_data import Arrays, GraphData, Indexed, Stream
 from nfdt_client.upload import Blob, array_blob
 
 if TYPE_CHECKING:
-    from nfdt.core.program.pack import PackedProgram  # imports Keras
+    from nfdt.model.program.pack import PackedProgram  # imports Keras
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _order(captured: Capture) -> dict[str, Any]:
     The seed is that of Keras' own shuffle: TensorFlow's for arrays, Python's for other data.
     ``keras.utils.set_random_seed`` sets both.
     """
-    from nfdt.core import keras_internals
+    from nfdt.model import keras_internals
 
     shuffle, data = captured.arguments["shuffle"], captured.train
     if not shuffle or not isinstance(data, Arrays):

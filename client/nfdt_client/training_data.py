@@ -11,12 +11,12 @@ import numpy as np
 
 from nfdt.core.arrays.pytree import flatten_structure
 from nfdt.core.errors import CaptureError, UsageError
-from nfdt.core.training.host_batches import as_batch, is_composite, leaves, map_arrays, rows_of
+from nfdt.model.training.host_batches import as_batch, is_composite, leaves, map_arrays, rows_of
 from nfdt_client.upload import Blob, array_blob
 
 if TYPE_CHECKING:
-    from nfdt.core.program.shipped_data import ShippedSource
-    from nfdt.core.program.source_watch import SourceWatch
+    from nfdt.model.program.shipped_data import ShippedSource
+    from nfdt.model.program.source_watch import SourceWatch
     from nfdt_client.dataset_capture import ShippedDataset
 
 
@@ -72,7 +72,7 @@ class Stream:
     @property
     def dataset(self) -> Any:
         """The ``tf.data.Dataset`` behind the batches; None for other data."""
-        from nfdt.core import keras_internals
+        from nfdt.model import keras_internals
 
         return keras_internals.tensorflow_dataset(self._iterator)
 
@@ -91,7 +91,7 @@ class Stream:
         Raises:
             CaptureError: the data can be read only once.
         """
-        from nfdt.core import keras_internals
+        from nfdt.model import keras_internals
 
         if keras_internals.is_read_once(self._iterator):
             raise CaptureError(
@@ -136,8 +136,8 @@ class Indexed:
         Raises:
             UnreadableData: it cannot be pickled.
         """
-        from nfdt.core.program.shipped_data import dump_source
-        from nfdt.core.program.source_watch import SourceWatch
+        from nfdt.model.program.shipped_data import dump_source
+        from nfdt.model.program.source_watch import SourceWatch
 
         source = dataset, class_weight
         whole = int(dataset.num_batches)
@@ -211,7 +211,7 @@ def read(x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Ar
     Raises:
         UsageError: no data, or data that Keras' adapters refuse (lengths that differ, unknown types, ...).
     """
-    from nfdt.core import keras_internals
+    from nfdt.model import keras_internals
 
     check_not_empty(x, y, sample_weight)
     try:
@@ -250,13 +250,13 @@ def own_hook(dataset: Any) -> str:
 
 def is_arrays(pytree: Any) -> bool:
     """Whether these are dense arrays that can go with a job."""
-    from nfdt.core import keras_internals
+    from nfdt.model import keras_internals
 
     return keras_internals.can_be_sliced(pytree) and not is_composite(pytree)
 
 
 def _whole(inputs: Any) -> Any:
     """Convert the adapter's inputs to NumPy arrays as it converts batches (float64 to floatx, pandas, strings)."""
-    from nfdt.core import keras_internals
+    from nfdt.model import keras_internals
 
     return map_arrays(lambda leaf: np.asarray(keras_internals.sliced_array(leaf)), inputs)

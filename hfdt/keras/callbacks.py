@@ -13,9 +13,9 @@ from hfdt.keras.collectives import allreduce, broadcast_variables, gather_json, 
 from hfdt.keras.horovod_api import horovod, rank, size
 from hfdt.keras.optimizer import adopt
 from hfdt.keras.partial_reduction import LocalVariables
-from nfdt.core import keras_internals
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import UsageError
+from nfdt.model import keras_internals
 
 
 class _RankCallback(keras.callbacks.Callback):

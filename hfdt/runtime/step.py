@@ -10,17 +10,17 @@ import numpy as np
 import tensorflow as tf
 
 from hfdt.runtime.shared_denominator import SharedDenominator
-from nfdt.core import keras_internals
 from nfdt.core.arrays.layout import Array, ParameterLayout
-from nfdt.core.backends.contract import as_tensors
-from nfdt.core.backends.denominator import LossDenominator
-from nfdt.core.backends.direct_call import DirectCall, Prepared
-from nfdt.core.backends.step_result import own_loss_scale
-from nfdt.core.backends.tensorflow_step import in_graph, of_this_graph, replace_optimizer, step_logs
 from nfdt.core.errors import ShapeMismatch, UsageError
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.optimizer import inner_optimizer
-from nfdt.core.program.state import State
+from nfdt.model import keras_internals
+from nfdt.model.backends.contract import as_tensors
+from nfdt.model.backends.denominator import LossDenominator
+from nfdt.model.backends.direct_call import DirectCall, Prepared
+from nfdt.model.backends.step_result import own_loss_scale
+from nfdt.model.backends.tensorflow_step import in_graph, of_this_graph, replace_optimizer, step_logs
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.optimizer import inner_optimizer
+from nfdt.model.program.state import State
 
 GRADIENT = "hfdt_gradient"
 BUCKET = 2**20  # elements; smaller messages cost more than they hide

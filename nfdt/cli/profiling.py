@@ -15,16 +15,16 @@ from nfdt_client.options import Options
 from nfdt_client.session import Session
 
 from nfdt.cli.process import quiet_start
-from nfdt.core import keras_internals
 from nfdt.core.clock import Clock, SystemClock
-from nfdt.core.program import unpack
-from nfdt.core.program.pack import PackedProgram
-from nfdt.core.program.state import load_state
 from nfdt.core.specs.job import ClusterSpec, resolve_algorithm
 from nfdt.core.specs.presets import DEFAULT_PRESET
-from nfdt.core.training.host_batches import leaves, map_arrays, rows_of
-from nfdt.core.training.plain_training import EpochTimer
-from nfdt.core.training.steps import make_step
+from nfdt.model import keras_internals
+from nfdt.model.program import unpack
+from nfdt.model.program.pack import PackedProgram
+from nfdt.model.program.state import load_state
+from nfdt.model.training.host_batches import leaves, map_arrays, rows_of
+from nfdt.model.training.plain_training import EpochTimer
+from nfdt.model.training.steps import make_step
 from nfdt.planning.calibration import MeasuredEpochs, MeasuredWorker, Profile, measured_worker
 from nfdt.schedulers import StepTime
 from nfdt.shard.building import build_store

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from nfdt.core.errors import ServerUnreachable
-from nfdt.core.program.state import State
 from nfdt.core.work.patience import Patience
 from nfdt.jobserver.shard_clients import ShardClients, ShardSnapshot
+from nfdt.model.program.state import State
 
 _log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ import threading
 from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.errors import ProtocolError
 from nfdt.core.jobs.artifacts import ArtifactStore
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.state import dump_state_parts, load_state
 from nfdt.jobserver.shard_clients import ShardClients
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.state import dump_state_parts, load_state
 
 
 def merger_of(manifest: Manifest, artifacts: ArtifactStore) -> StateMerger:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nfdt.core import keras_internals
+from nfdt.model import keras_internals
 from nfdt.shard.engine import Vector
 from nfdt.shard.engine_ops import EngineOps
 from nfdt.shard.optimizer import BuiltOptimizer, replaced

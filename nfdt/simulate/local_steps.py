@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from nfdt.core.arrays.layout import Array
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.state import State
 from nfdt.core.sharding import make_plan
-from nfdt.core.training.job_model import samples_of
 from nfdt.core.work import instructions as ins
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.state import State
+from nfdt.model.training.job_model import samples_of
 from nfdt.schedulers import Task
 from nfdt.simulate.trainer import StepGradient
 from nfdt.simulate.worker import SimulatedWorker

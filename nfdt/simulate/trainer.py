@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nfdt.core.arrays.layout import Array
-from nfdt.core.backends.contract import current
-from nfdt.core.backends.lanes import GradientLane
-from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import JobSpec
-from nfdt.core.training import data, merge, steps
-from nfdt.core.training.job_model import JobModel, samples_of
-from nfdt.core.training.untrained_state import UntrainedState
 from nfdt.core.work import instructions as ins
+from nfdt.model.backends.contract import current
+from nfdt.model.backends.lanes import GradientLane
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.training import data, merge, steps
+from nfdt.model.training.job_model import JobModel, samples_of
+from nfdt.model.training.untrained_state import UntrainedState
 from nfdt.schedulers import Task
 from nfdt.simulate.pending import PendingGradients, shares_of
 from nfdt.transport.base import Pulled

@@ -13,12 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from nfdt.core.arrays.layout import Array
-from nfdt.core.backends.step_result import numbers
 from nfdt.core.specs.job import JobSpec
-from nfdt.core.training.job_model import samples_of
-from nfdt.core.training.ring_rate import ring_rate
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.statistics import WorkerStatistics
+from nfdt.model.backends.step_result import numbers
+from nfdt.model.training.job_model import samples_of
+from nfdt.model.training.ring_rate import ring_rate
 from nfdt.schedulers import Task
 from nfdt.schedulers.proportions import proportional_split
 from nfdt.simulate.client import VirtualClient

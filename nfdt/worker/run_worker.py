@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 
-from nfdt.core.backends.contract import current
 from nfdt.core.host.start_log import note_start
-from nfdt.core.program.manifest import Manifest
 from nfdt.core.sharding import sparse_tables
 from nfdt.core.specs.job import parse_job
-from nfdt.core.training.steps import BuiltProgram
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.patience import Patience
 from nfdt.core.work.slot_connection import NextCalls
+from nfdt.model.backends.contract import current
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.training.steps import BuiltProgram
 from nfdt.transport.choice import make_choice
 from nfdt.transport.emulated_link import make_link
 from nfdt.transport.stream import StreamClient

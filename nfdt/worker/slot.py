@@ -93,7 +93,7 @@ class SlotProcess:
         _require_modules(self._role)
         note_start(self._name, "has imported")
         if self._role == "worker":
-            from nfdt.core.backends.contract import current  # imports Keras, which takes seconds
+            from nfdt.model.backends.contract import current  # imports Keras, which takes seconds
 
             current().share_gpus()
         listener = threading.Thread(target=self._listen, name="assignments", daemon=True)

@@ -19,17 +19,9 @@ import numpy as np
 
 from nfdt.core.arrays.layout import Array
 from nfdt.core.arrays.table_rows import RowVector
-from nfdt.core.backends.contract import PreparedBatch
-from nfdt.core.backends.step_result import numbers
 from nfdt.core.host.start_log import note_start
-from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.emulation import Emulation
 from nfdt.core.specs.job import JobSpec
-from nfdt.core.training import steps
-from nfdt.core.training.data import RowArray
-from nfdt.core.training.job_model import JobModel
-from nfdt.core.training.sources import RowTaker
-from nfdt.core.training.steps import BuiltProgram, is_reusable
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.heartbeat import Heartbeat
@@ -37,6 +29,14 @@ from nfdt.core.work.messages import read_instruction, to_request
 from nfdt.core.work.spans import COMPUTE, END_OF_EPOCH, EVALUATE, EXCHANGE, LEASE, LEASES, WAIT, SpanRing
 from nfdt.core.work.statistics import WorkerStatistics
 from nfdt.core.work.tasks import Task
+from nfdt.model.backends.contract import PreparedBatch
+from nfdt.model.backends.step_result import numbers
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.training import steps
+from nfdt.model.training.data import RowArray
+from nfdt.model.training.job_model import JobModel
+from nfdt.model.training.sources import RowTaker
+from nfdt.model.training.steps import BuiltProgram, is_reusable
 from nfdt.transport.base import Pushed
 from nfdt.worker.evaluation import Evaluation
 from nfdt.worker.look_ahead import LookAhead

@@ -11,9 +11,9 @@ from types import ModuleType
 
 import pytest
 
-from nfdt.core.backends import contract
-from nfdt.core.backends.contract import KerasBackend
 from nfdt.core.host.keras_backend import TRAINING
+from nfdt.model.backends import contract
+from nfdt.model.backends.contract import KerasBackend
 
 CONTRACT = {
     "name": "attribute",
@@ -110,9 +110,9 @@ def test_workers_on_pytorch_drop_out_different_units(monkeypatch):
     torch, seen = ModuleType("torch"), []
     torch.__version__, torch.manual_seed = "for the test", seen.append
     monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.delitem(sys.modules, "nfdt.core.backends.torch", raising=False)
-    backend = importlib.import_module("nfdt.core.backends.torch").BACKEND
-    monkeypatch.delitem(sys.modules, "nfdt.core.backends.torch")
+    monkeypatch.delitem(sys.modules, "nfdt.model.backends.torch", raising=False)
+    backend = importlib.import_module("nfdt.model.backends.torch").BACKEND
+    monkeypatch.delitem(sys.modules, "nfdt.model.backends.torch")
     for worker in range(2):
         backend.seed_worker(worker)
     assert seen == [0, 1]

@@ -10,9 +10,9 @@ import pytest
 
 from nfdt.core.errors import PolicyRefused
 from nfdt.core.jobs.store import JobStore
-from nfdt.core.program.state import load_state
 from nfdt.core.wire import jobs_pb2
 from nfdt.core.work.instructions import CallbackDecision
+from nfdt.model.program.state import load_state
 from tests.support.fakes import DEADLINE_S, of
 
 SAMPLES, STEPS = 12, 3  # batches of 4

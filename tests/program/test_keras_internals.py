@@ -9,10 +9,10 @@ from pathlib import Path
 import keras
 import pytest
 
-from nfdt.core import keras_internals
+from nfdt.model import keras_internals
 
 ROOT = Path(__file__).parents[2]
-HOME = ROOT / "nfdt" / "core" / "keras_internals.py"
+HOME = ROOT / "nfdt" / "model" / "keras_internals.py"
 SOURCES = sorted(
     path
     for room in ("nfdt", "client/nfdt_client", "hfdt")

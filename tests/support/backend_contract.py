@@ -15,13 +15,13 @@ from keras import layers
 
 from nfdt.core.arrays.composite import SparseArray
 from nfdt.core.errors import CaptureError
-from nfdt.core.program.evaluation_check import check_predict
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.pack import pack
-from nfdt.core.program.state import load_state
-from nfdt.core.program.unpack import unpack
-from nfdt.core.training.metrics import ModelMetrics
-from nfdt.core.training.steps import evaluation_step, gradient_step, prediction_step
+from nfdt.model.program.evaluation_check import check_predict
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.pack import pack
+from nfdt.model.program.state import load_state
+from nfdt.model.program.unpack import unpack
+from nfdt.model.training.metrics import ModelMetrics
+from nfdt.model.training.steps import evaluation_step, gradient_step, prediction_step
 from tests.support import loss_cases
 
 SIZES = [8, 8, 8, 3]

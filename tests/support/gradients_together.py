@@ -15,9 +15,9 @@ from keras import layers
 import nfdt.cli.simulated
 from nfdt.cli import cli
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.backends.contract import current
 from nfdt.core.specs.job import resolve_algorithm
-from nfdt.core.training import steps
+from nfdt.model.backends.contract import current
+from nfdt.model.training import steps
 from nfdt.shard import building
 from nfdt.simulate.job import SimulatedJob
 from nfdt.simulate.trainer import Trainer

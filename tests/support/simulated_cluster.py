@@ -30,7 +30,7 @@ from nfdt.coordinator import (
 from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
 from nfdt.core.clock import ManualClock
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
-from nfdt.core.training.merge import encode_arrays
+from nfdt.model.training.merge import encode_arrays
 
 RULES = [{"rule": "mean", "decay": None}]
 

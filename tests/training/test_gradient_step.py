@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import layers
 
 from nfdt.core.errors import CaptureError
-from nfdt.core.training.steps import evaluation_step
+from nfdt.model.training.steps import evaluation_step
 
 
 def network(policy="float32"):

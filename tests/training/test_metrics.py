@@ -7,12 +7,12 @@ from keras import metrics as km
 from keras import ops
 
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.backends.step_result import numbers
-from nfdt.core.backends.tensorflow_step import step_logs
 from nfdt.core.errors import CaptureError, ShapeMismatch
-from nfdt.core.training.metric_states import merge_metric_states
-from nfdt.core.training.metrics import ModelMetrics
-from nfdt.core.training.steps import evaluation_step
+from nfdt.model.backends.step_result import numbers
+from nfdt.model.backends.tensorflow_step import step_logs
+from nfdt.model.training.metric_states import merge_metric_states
+from nfdt.model.training.metrics import ModelMetrics
+from nfdt.model.training.steps import evaluation_step
 
 ROWS, CLASSES, BATCH = 70, 4, 8
 

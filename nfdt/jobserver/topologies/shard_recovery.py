@@ -16,7 +16,6 @@ from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.failover import Resume
 from nfdt.core.arrays.safetensors_io import dump_parts
 from nfdt.core.errors import NfdtError, NotStored, ServerUnreachable
-from nfdt.core.program.state import dump_state_parts
 from nfdt.jobserver.job_slot import JobSlot, ShardState
 from nfdt.jobserver.moving_shards import MovingShards
 from nfdt.jobserver.outcome import PartLost
@@ -24,6 +23,7 @@ from nfdt.jobserver.shard_clients import ShardClients, ShardSnapshot
 from nfdt.jobserver.topologies.context import TopologyContext
 from nfdt.jobserver.topologies.failover import Failover
 from nfdt.jobserver.topologies.slot_supply import launch_shards
+from nfdt.model.program.state import dump_state_parts
 
 _log = logging.getLogger(__name__)
 
