@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nfdt.model.keras_internals import dataset_variables
+from nfdt.model.keras_internals.data import dataset_variables
 from nfdt.model.program.untrained import SEED_STATE
 from nfdt.model.training.dataset_graph import DatasetGraph, DatasetHeader, FileSize, SourceHeader, write_element
 from nfdt_client.dataset_flow import INFINITE, Flow, GraphFlow, Unshippable, check_functions, reachable

@@ -89,11 +89,11 @@ def begin_callbacks(callbacks: Sequence[Any], model: Any, epoch: int) -> Shipped
 
 
 def _learning_rate(model: Any) -> float | None:
-    from nfdt.model import keras_internals
+    from nfdt.model.keras_internals import training as keras_training
 
     optimizer = model.optimizer
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return float(inner.learning_rate) if keras_internals.has_fixed_learning_rate(inner) else None
+    return float(inner.learning_rate) if keras_training.has_fixed_learning_rate(inner) else None
 
 
 def _describe(callback: Any) -> tuple[CallbackSpec, Blob | None]:

@@ -174,7 +174,7 @@ class ClusterCall:
         return self._evaluate() if self._call.method == "evaluate" else self._predict()
 
     def _evaluate(self) -> Any:
-        from nfdt.model import keras_internals
+        from nfdt.model.keras_internals import data as keras_data
         from nfdt.model.training.metrics import ModelMetrics
 
         model = self._call.model
@@ -182,9 +182,9 @@ class ClusterCall:
         self._listeners.on_test_begin()
         job, artifact = self._run_job()
         ModelMetrics(model).load(download(job.connection, artifact))
-        logs = keras_internals.evaluation_logs(model)
+        logs = keras_data.evaluation_logs(model)
         self._listeners.on_test_end(logs)
-        return logs if self._call.arguments["return_dict"] else keras_internals.flattened_logs(model, logs)
+        return logs if self._call.arguments["return_dict"] else keras_data.flattened_logs(model, logs)
 
     def _predict(self) -> Any:
         from keras import tree
@@ -210,12 +210,12 @@ class ClusterCall:
             raise
 
     def _submit(self) -> InteractiveJob:
-        from nfdt.model import keras_internals
+        from nfdt.model.keras_internals import training as keras_training
         from nfdt.model.program.pack import pack
 
         call, session = self._call, self._session
         session.note_fit()
-        with keras_internals.seeded(0):  # evaluate and predict draw no random numbers
+        with keras_training.seeded(0):  # evaluate and predict draw no random numbers
             packed = pack(call.model, call.data.first(), predicts=call.method == "predict")
         place = session.place(packed.code)
         check_shards(call.model, packed.manifest, place)

@@ -132,7 +132,7 @@ class ModelState:
         return {i for i, v in enumerate(self._optimizer_variables()) if v is rate}
 
     def _learning_rate_variable(self) -> Any:
-        from nfdt.model.keras_internals import raw_learning_rate
+        from nfdt.model.keras_internals.training import raw_learning_rate
 
         variable = raw_learning_rate(self._optimizer())
         return variable if hasattr(variable, "assign") else None

@@ -204,7 +204,7 @@ class Session:
             self._outer.note_fit()
 
     def _fit(self, model: Any, arguments: dict[str, Any], fallback: Fallback) -> Any:
-        from nfdt.model import keras_internals
+        from nfdt.model.keras_internals import models as keras_models
 
         options, given = self.options, callbacks.each(arguments["callbacks"])
         hooks = batch_hooks.choose_mode(options.batch_hooks, options.algorithm, options.data, given, self._logged)
@@ -216,7 +216,7 @@ class Session:
         model.stop_training = False
         captured.hash_arrays()
         listeners.on_train_begin()
-        initial_epoch = int(keras_internals.restored_epoch(model) or captured.arguments["initial_epoch"])
+        initial_epoch = int(keras_models.restored_epoch(model) or captured.arguments["initial_epoch"])
         if initial_epoch >= captured.epochs:
             return callbacks.finish_without_epochs(captured, listeners)
         begin_epoch(model, listeners, initial_epoch)

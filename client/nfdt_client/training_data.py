@@ -72,9 +72,9 @@ class Stream:
     @property
     def dataset(self) -> Any:
         """The ``tf.data.Dataset`` behind the batches; None for other data."""
-        from nfdt.model import keras_internals
+        from nfdt.model.keras_internals import data as keras_data
 
-        return keras_internals.tensorflow_dataset(self._iterator)
+        return keras_data.tensorflow_dataset(self._iterator)
 
     def first(self) -> Any:
         """Return the first batch; the first epoch yields it again, or a new one of a dataset that reads variables."""
@@ -91,9 +91,9 @@ class Stream:
         Raises:
             CaptureError: the data can be read only once.
         """
-        from nfdt.model import keras_internals
+        from nfdt.model.keras_internals import data as keras_data
 
-        if keras_internals.is_read_once(self._iterator):
+        if keras_data.is_read_once(self._iterator):
             raise CaptureError(
                 "The server was restarted, and the epoch cannot be fed again: batches of a generator are read only "
                 "once. Expected: arrays, a keras.utils.PyDataset or a tf.data.Dataset."
@@ -211,14 +211,14 @@ def read(x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Ar
     Raises:
         UsageError: no data, or data that Keras' adapters refuse (lengths that differ, unknown types, ...).
     """
-    from nfdt.model import keras_internals
+    from nfdt.model.keras_internals import data as keras_data
 
     check_not_empty(x, y, sample_weight)
     try:
-        iterator = keras_internals.ReplayingIterator(x, y, sample_weight, **options)
+        iterator = keras_data.ReplayingIterator(x, y, sample_weight, **options)
     except ValueError as error:
         raise UsageError(f"Training data: {error}") from error
-    arrays = keras_internals.array_inputs(iterator)
+    arrays = keras_data.array_inputs(iterator)
     if arrays is None or is_composite((x, y, sample_weight)):
         return Stream(iterator)
     inputs, samples, batch_size = arrays
@@ -250,13 +250,13 @@ def own_hook(dataset: Any) -> str:
 
 def is_arrays(pytree: Any) -> bool:
     """Whether these are dense arrays that can go with a job."""
-    from nfdt.model import keras_internals
+    from nfdt.model.keras_internals import data as keras_data
 
-    return keras_internals.can_be_sliced(pytree) and not is_composite(pytree)
+    return keras_data.can_be_sliced(pytree) and not is_composite(pytree)
 
 
 def _whole(inputs: Any) -> Any:
     """Convert the adapter's inputs to NumPy arrays as it converts batches (float64 to floatx, pandas, strings)."""
-    from nfdt.model import keras_internals
+    from nfdt.model.keras_internals import data as keras_data
 
-    return map_arrays(lambda leaf: np.asarray(keras_internals.sliced_array(leaf)), inputs)
+    return map_arrays(lambda leaf: np.asarray(keras_data.sliced_array(leaf)), inputs)

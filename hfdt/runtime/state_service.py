@@ -16,7 +16,7 @@ from nfdt.core.wire.channel import DATA_BYTES, join_address, make_server, same_t
 from nfdt.core.wire.chunks import split
 from nfdt.core.wire.status import answering
 from nfdt.core.wire.workers_pb2 import NextReply, ShardAssignment
-from nfdt.model.keras_internals import has_fixed_learning_rate
+from nfdt.model.keras_internals.training import has_fixed_learning_rate
 from nfdt.model.program.state import State, dump_state, load_state
 
 STOP_GRACE_S = 1.0

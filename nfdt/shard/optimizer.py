@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from nfdt.core.errors import UsageError
 from nfdt.core.sharding import GLOBAL, ShardPlan
-from nfdt.model.keras_internals import set_path, set_weight_decay_use
+from nfdt.model.keras_internals.training import set_path, set_weight_decay_use
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.optimizer import set_attributes
 from nfdt.shard.optimizer_state import OptimizerPart, joined

@@ -30,7 +30,7 @@ from typing import Any
 
 import keras
 
-from nfdt.model.keras_internals import compiled_loss, observed_reductions, sum_of_weights
+from nfdt.model.keras_internals.training import compiled_loss, observed_reductions, sum_of_weights
 
 logger = logging.getLogger(__name__)
 

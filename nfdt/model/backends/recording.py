@@ -9,7 +9,7 @@ import keras
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError
-from nfdt.model.keras_internals import raw_learning_rate, variable_key
+from nfdt.model.keras_internals.training import raw_learning_rate, variable_key
 
 
 class StepGradients:

@@ -13,7 +13,8 @@ from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.model.backends.contract import KerasBackend, ModelCall, StepName, TrainingStep
 from nfdt.model.backends.tensorflow_step import GradientStep, LocalStep, model_call
-from nfdt.model.keras_internals import table_default, tensorflow_seeded
+from nfdt.model.keras_internals.models import table_default
+from nfdt.model.keras_internals.training import tensorflow_seeded
 
 logger = logging.getLogger(__name__)
 

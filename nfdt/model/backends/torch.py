@@ -24,7 +24,7 @@ from nfdt.model.backends.contract import (
 from nfdt.model.backends.denominator import SUM, LossDenominator
 from nfdt.model.backends.recording import RecordingOptimizer, StepGradients, replace_everywhere
 from nfdt.model.backends.step_result import GradientResult, check_layout, flat_logs, own_loss_scale
-from nfdt.model.keras_internals import compiles_torch
+from nfdt.model.keras_internals.models import compiles_torch
 
 
 class TorchBackend(KerasBackend):

@@ -17,7 +17,7 @@ import numpy as np
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import ProtocolError
 from nfdt.model.backends.contract import current
-from nfdt.model.keras_internals import SET_LATER, flatten_layers
+from nfdt.model.keras_internals.models import SET_LATER, flatten_layers
 from nfdt.model.program.source_watch import globals_of
 
 NAME = "attributes"

@@ -20,15 +20,14 @@ from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.arrays.pytree import flatten_structure, rebuild
 from nfdt.core.errors import ProtocolError
 from nfdt.model.backends.contract import StepName, as_tensors, current
-from nfdt.model.keras_internals import (
+from nfdt.model.keras_internals.models import (
     build_symbolically,
-    filter_traceback,
     flatten_layers,
-    is_built_metric,
     is_unbuilt_stack,
     set_stacked_layers,
     stacked_layers,
 )
+from nfdt.model.keras_internals.training import filter_traceback, is_built_metric
 from nfdt.model.program.compiling import leaf_metrics, overrides
 from nfdt.model.program.dry_run import without_effects, without_updates
 

@@ -22,7 +22,7 @@ import keras
 
 from nfdt.core.errors import ProtocolError
 from nfdt.model.backends.contract import current
-from nfdt.model.keras_internals import (
+from nfdt.model.keras_internals.models import (
     SET_BY_KERAS,
     Functional,
     KerasSaveable,

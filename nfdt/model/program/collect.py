@@ -17,13 +17,8 @@ from typing import Any
 import keras
 
 from nfdt.core.errors import CaptureError
-from nfdt.model.keras_internals import (
-    LAMBDA_METHOD,
-    TORCH_OPTIMIZERS,
-    KerasSaveable,
-    object_registration,
-    serialization_lib,
-)
+from nfdt.model.keras_internals.models import LAMBDA_METHOD, KerasSaveable, object_registration, serialization_lib
+from nfdt.model.keras_internals.training import TORCH_OPTIMIZERS
 
 _REMEDY = (
     "Give it a get_config() that returns all arguments of its constructor, or take only numbers, strings, lists "

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from nfdt.model.keras_internals import compiled_arguments, serialization_lib
+from nfdt.model.keras_internals.models import compiled_arguments, serialization_lib
 from nfdt.model.program.described import describe_value
 from nfdt.model.program.manifest import Manifest
 

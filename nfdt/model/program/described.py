@@ -13,7 +13,7 @@ from typing import Any
 
 import keras
 
-from nfdt.model.keras_internals import SET_BY_KERAS, Functional, flatten_layers, own_variables, seed_generators
+from nfdt.model.keras_internals.models import SET_BY_KERAS, Functional, flatten_layers, own_variables, seed_generators
 from nfdt.model.program.collect import is_keras_own
 
 _MAX_TEXT = 200

@@ -20,7 +20,9 @@ from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.arrays.pytree import flatten_structure, rebuild
 from nfdt.core.errors import ModelMismatch
 from nfdt.model.backends.contract import as_tensors, current
-from nfdt.model.keras_internals import flatten_layers, seeded, unpack_batch
+from nfdt.model.keras_internals.data import unpack_batch
+from nfdt.model.keras_internals.models import flatten_layers
+from nfdt.model.keras_internals.training import seeded
 from nfdt.model.program.described import describe_layers, first_difference
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.untrained import untrained_variables, values_of

@@ -25,12 +25,12 @@ import keras
 
 from nfdt.core.errors import CaptureError
 from nfdt.model.backends.contract import current
-from nfdt.model.keras_internals import (
+from nfdt.model.keras_internals.models import serialization_lib
+from nfdt.model.keras_internals.training import (
     moving_averages,
     optimized_variables,
     own_iterations,
     raw_learning_rate,
-    serialization_lib,
     set_weight_decay_use,
     uses_weight_decay,
 )

@@ -9,13 +9,8 @@ from typing import Any
 import keras
 
 from nfdt.core.errors import CaptureError
-from nfdt.model.keras_internals import (
-    flatten_layers,
-    optimized_variables,
-    public_class,
-    serialization_lib,
-    uses_weight_decay,
-)
+from nfdt.model.keras_internals.models import flatten_layers, serialization_lib
+from nfdt.model.keras_internals.training import optimized_variables, public_class, uses_weight_decay
 from nfdt.model.program.described import is_plain
 from nfdt.model.program.manifest import OptimizerEntries
 

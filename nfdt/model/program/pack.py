@@ -15,7 +15,8 @@ import keras
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError, PolicyRefused
 from nfdt.model.backends.contract import current
-from nfdt.model.keras_internals import flatten_layers, require_compiled, seeded, serialization_lib
+from nfdt.model.keras_internals.models import flatten_layers, require_compiled, serialization_lib
+from nfdt.model.keras_internals.training import seeded
 from nfdt.model.program.attributes import Attributes, runs_eagerly
 from nfdt.model.program.building import build_model, describe_batch, save_assets
 from nfdt.model.program.code import digest_sources, dump_objects

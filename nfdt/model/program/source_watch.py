@@ -23,7 +23,7 @@ import keras
 import numpy as np
 
 from nfdt.model.backends.contract import current
-from nfdt.model.keras_internals import backend_choice, unwrapped
+from nfdt.model.keras_internals.models import backend_choice, unwrapped
 from nfdt.model.program.by_value import attributes_of, is_recorded
 from nfdt.model.program.own_modules import own_modules
 from nfdt.model.program.untrained import values_of

@@ -15,7 +15,7 @@ import numpy as np
 from nfdt.core.errors import CaptureError
 from nfdt.model.backends.contract import as_tensors, current
 from nfdt.model.backends.recording import not_of_the_model
-from nfdt.model.keras_internals import filter_traceback, optimized_variables, variable_key
+from nfdt.model.keras_internals.training import filter_traceback, optimized_variables, variable_key
 from nfdt.model.program.dry_run import replaced_method, without_effects
 from nfdt.model.program.optimizer import own_optimizers, unscaled
 

@@ -10,7 +10,8 @@ import keras
 import numpy as np
 
 from nfdt.core.errors import ProtocolError, ShapeMismatch
-from nfdt.model.keras_internals import flatten_layers, serialization_lib, set_path
+from nfdt.model.keras_internals.models import flatten_layers, serialization_lib
+from nfdt.model.keras_internals.training import set_path
 from nfdt.model.program.attributes import NAME as ATTRIBUTES
 from nfdt.model.program.attributes import Attributes
 from nfdt.model.program.building import blank_batch, build_model, load_assets

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from nfdt.model.keras_internals import flatten_layers
+from nfdt.model.keras_internals.models import flatten_layers
 from nfdt.model.program.manifest import GIVEN, Manifest
 
 SEED_STATE = "seed_generator_state"

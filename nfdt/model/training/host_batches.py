@@ -47,12 +47,12 @@ def rows_of(batch: Any) -> int:
 
 def as_host_array(leaf: Any) -> np.ndarray[Any, Any] | SparseArray | RaggedArray:
     """Return a leaf as an array on the host; sparse and ragged ones stay what they are."""
-    from nfdt.model import keras_internals
+    from nfdt.model.keras_internals import data as keras_data
 
-    if keras_internals.is_tensorflow_ragged(leaf):
+    if keras_data.is_tensorflow_ragged(leaf):
         return RaggedArray(_values(leaf.flat_values), tuple(map(np.asarray, leaf.nested_row_splits)))
-    if keras_internals.is_sparse_leaf(leaf):
-        tensor = keras_internals.sparse_tensor(leaf)
+    if keras_data.is_sparse_leaf(leaf):
+        tensor = keras_data.sparse_tensor(leaf)
         return SparseArray(
             np.asarray(tensor.indices), _values(tensor.values), tuple(np.asarray(tensor.dense_shape).tolist())
         )
@@ -67,6 +67,6 @@ def _values(tensor: Any) -> np.ndarray[Any, Any]:
 
 def is_composite(pytree: Any) -> bool:
     """Return whether any leaf is a sparse or ragged tensor or array of any library."""
-    from nfdt.model import keras_internals
+    from nfdt.model.keras_internals import data as keras_data
 
-    return any(keras_internals.is_composite_leaf(leaf) for leaf in leaves(pytree))
+    return any(keras_data.is_composite_leaf(leaf) for leaf in leaves(pytree))

@@ -16,7 +16,7 @@ import numpy as np
 from nfdt.core.arrays.layout import Array, RowSelection
 from nfdt.core.errors import UnreadableData
 from nfdt.core.specs.job import DataSpec, JobSpec
-from nfdt.model import keras_internals
+from nfdt.model.keras_internals import data as keras_data
 from nfdt.model.program.shipped_data import load_source
 from nfdt.model.training import data
 from nfdt.model.training.dataset_graph import DatasetGraph
@@ -49,7 +49,7 @@ class IndexedSource(data.BatchSource):
 
     def _use(self, dataset: Any, class_weight: Any) -> None:
         self._dataset = dataset
-        self._standardize = keras_internals.batch_standardizer(dataset, class_weight)
+        self._standardize = keras_data.batch_standardizer(dataset, class_weight)
 
     def replace(self, dataset: Any, class_weight: Any) -> None:
         """Read the batches of another dataset from now on; what was read ahead is forgotten."""

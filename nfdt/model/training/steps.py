@@ -12,7 +12,7 @@ from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError
 from nfdt.model.backends.contract import TrainingStep, current
 from nfdt.model.backends.lanes import BatchedStep
-from nfdt.model.keras_internals import flatten_layers
+from nfdt.model.keras_internals.models import flatten_layers
 from nfdt.model.program.compiling import leaf_metrics, merges_itself, overrides
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.unpack import load
