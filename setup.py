@@ -39,6 +39,7 @@ setup(
         "protobuf>=6.33.5,<8",
         "pydantic>=2.8",
         "pyyaml>=6.0",
+        "rich>=13.7",
         "safetensors>=0.4",
     ],
     extras_require={
@@ -62,7 +63,7 @@ setup(
             "hypothesis>=6.100",
             "ipykernel>=6.29",
             "jax>=0.10",
-            *("keras-rs>=0.4", "absl-py>=2.0", "regex>=2024.11", "rich>=13.7"),  # KerasHub itself: see scripts/setup
+            *("keras-rs>=0.4", "absl-py>=2.0", "regex>=2024.11"),  # KerasHub itself: see scripts/setup
             "kubernetes-validate>=1.30",
             "matplotlib>=3.8",
             "mypy>=1.11",

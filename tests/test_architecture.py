@@ -16,20 +16,21 @@ TREE = SourceTree({"nfdt": ROOT / "nfdt", "nfdt_client": ROOT / "client" / "nfdt
 CORE = {
     "nfdt.core": (),  # errors, clock, events, order: open to all
     "nfdt.core.arrays": (),
+    "nfdt.model": (),
     "nfdt.core.specs": (),
     "nfdt.core.host": (),
-    "nfdt.core.keras_internals": (),
+    "nfdt.model.keras_internals": (),
     "nfdt.core.wire": ("nfdt.core.host",),
-    "nfdt.core.backends": ("nfdt.core.arrays", "nfdt.core.keras_internals"),
-    "nfdt.core.program": ("nfdt.core.arrays", "nfdt.core.backends", "nfdt.core.keras_internals"),
-    "nfdt.core.sharding": ("nfdt.core.arrays", "nfdt.core.specs", "nfdt.core.program"),
+    "nfdt.model.backends": ("nfdt.core.arrays", "nfdt.model.keras_internals"),
+    "nfdt.model.program": ("nfdt.core.arrays", "nfdt.model.backends", "nfdt.model.keras_internals"),
+    "nfdt.core.sharding": ("nfdt.core.arrays", "nfdt.core.specs", "nfdt.model.program"),
     "nfdt.core.work": ("nfdt.core.arrays", "nfdt.core.host", "nfdt.core.specs", "nfdt.core.wire"),
-    "nfdt.core.training": (
-        *("nfdt.core.arrays", "nfdt.core.keras_internals", "nfdt.core.program", "nfdt.core.specs"),
-        *("nfdt.core.work.instructions", "nfdt.core.work.tasks"),
+    "nfdt.model.training": (
+        *("nfdt.core.arrays", "nfdt.model.backends", "nfdt.model.keras_internals", "nfdt.model.program"),
+        *("nfdt.core.specs", "nfdt.core.work.instructions", "nfdt.core.work.tasks"),
     ),
     "nfdt.core.jobs": (
-        *("nfdt", "nfdt.core.host", "nfdt.core.program", "nfdt.core.specs", "nfdt.core.wire"),
+        *("nfdt", "nfdt.core.host", "nfdt.model.program", "nfdt.core.specs", "nfdt.core.wire"),
         "nfdt.core.work.artifacts",
     ),
 }
@@ -43,7 +44,7 @@ PURE = {
     "nfdt.planning": ("nfdt.codecs", "nfdt.consistency", "nfdt.schedulers", "nfdt.core.specs"),
     "nfdt.coordinator": (
         *("nfdt.consistency", "nfdt.planning", "nfdt.schedulers"),
-        *("nfdt.core.specs", "nfdt.core.training.merge", "nfdt.core.training.metric_states"),
+        *("nfdt.core.specs", "nfdt.model.training.merge", "nfdt.model.training.metric_states"),
         *("nfdt.core.work.instructions", "nfdt.core.work.tasks"),
     ),
 }
@@ -62,7 +63,7 @@ SERVERS = {
     ),
     "nfdt.launch": FLOOR,
     "nfdt.web": (
-        *("nfdt.core.host", "nfdt.core.jobs", "nfdt.core.program", "nfdt.core.specs"),
+        *("nfdt.core.host", "nfdt.core.jobs", "nfdt.model.program", "nfdt.core.specs"),
         *("nfdt.core.wire", "nfdt.core.work"),
     ),
     "nfdt.jobserver": ("nfdt.coordinator", "nfdt.launch", "nfdt.planning", "nfdt.schedulers", "nfdt.web", *FLOOR),
@@ -86,13 +87,13 @@ CLIENTS = {
 }
 ARROWS = Arrows(
     {**CORE, **PURE, **SERVERS, **CLIENTS},
-    floors=frozenset({"nfdt", "nfdt.core", "hfdt"}),
+    floors=frozenset({"nfdt", "nfdt.core", "nfdt.model", "hfdt"}),
     open_to_all=("nfdt.core.errors", "nfdt.core.clock", "nfdt.core.events", "nfdt.core.order"),
 )
 
 KERAS_ROOMS = (
-    *("nfdt.core.keras_internals", "nfdt.core.backends", "nfdt.core.program", "nfdt.core.training", "nfdt.shard"),
-    *("nfdt.worker.devices", "nfdt.worker.slot", "nfdt_client", "hfdt.keras", "hfdt.runtime"),
+    *("nfdt.model.keras_internals", "nfdt.model.backends", "nfdt.model.program", "nfdt.model.training", "nfdt.shard"),
+    *("nfdt.worker.slot", "nfdt_client", "hfdt.keras", "hfdt.runtime"),
 )
 IMPURE = {
     *("asyncio", "concurrent", "logging", "multiprocessing", "os", "pathlib", "queue", "random", "select", "signal"),

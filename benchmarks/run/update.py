@@ -16,9 +16,9 @@ import numpy as np
 from benchmarks.reports.report import Report, arguments
 from nfdt.codecs import DECODERS, ErrorFeedback
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.program.manifest import Manifest
 from nfdt.core.sharding import make_plan
 from nfdt.core.specs.job import resolve_algorithm
+from nfdt.model.program.manifest import Manifest
 from nfdt.shard.building import blocks_of
 from nfdt.shard.keras_engine import KerasEngine
 from nfdt.shard.loop_engine import LoopEngine

@@ -26,8 +26,8 @@ def make_step(case: str, bucket: int, reduce: Any, batch: Any) -> Any:
     from hfdt.runtime import step as steps
     from hfdt.runtime.communicator import Communicator
     from hfdt.runtime.shared_denominator import SharedDenominator
-    from nfdt.core.program.pack import pack
-    from nfdt.core.program.state import load_state
+    from nfdt.model.program.pack import pack
+    from nfdt.model.program.state import load_state
 
     model = build(case, keras)
     packed = pack(model, batch)

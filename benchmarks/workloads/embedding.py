@@ -15,9 +15,9 @@ from benchmarks.reports.report import Report, Row
 from benchmarks.workloads.shards import TOKEN, served
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.table_rows import Rows, RowVector, RowWeights, TableLayout
-from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.wire.job_token import worker_token
+from nfdt.model.program.manifest import Manifest
 from nfdt.transport.stream import StreamClient
 
 WIDTH, TOUCHED = 64, 0.01
@@ -37,7 +37,7 @@ def serve(pipe: Connection, layout: ParameterLayout, by_rows: bool) -> None:
     """Serve a shard in this process until the process is terminated."""
     import keras
 
-    from nfdt.core.program.state import State
+    from nfdt.model.program.state import State
     from nfdt.shard.servicer import start_shard
 
     scalar = {"shape": [], "variable": -1}

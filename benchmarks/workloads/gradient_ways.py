@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from benchmarks.workloads.images import Images
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.training.data import ArraySource
-from nfdt.core.training.gradient_step import GradientStep
+from nfdt.model.backends.tensorflow_step import GradientStep
+from nfdt.model.training.data import ArraySource
 
 WORKERS, SAMPLES = 16, 20_000
 

@@ -13,8 +13,8 @@ import numpy as np
 import psutil
 
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import resolve_algorithm
+from nfdt.model.program.manifest import Manifest
 
 if TYPE_CHECKING:
     from nfdt.shard.servicer import RunningShard
@@ -43,7 +43,7 @@ def start(
     """Start a shard in this process; it serves as long as the returned object is referenced."""
     import keras
 
-    from nfdt.core.program.state import State
+    from nfdt.model.program.state import State
     from nfdt.shard.servicer import start_shard
 
     optimizer = keras.optimizers.SGD(RATE, momentum=MOMENTUM)

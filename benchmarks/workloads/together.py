@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.reports.report import Report
 from benchmarks.workloads.tasks.resnet import resnet
 from benchmarks.workloads.virtual import Trained, VirtualTraining
-from nfdt.core.training.steps import LANES
+from nfdt.model.backends.jax import LANES
 from nfdt.simulate.cluster import parse_cluster
 from nfdt.simulate.record import Record
 

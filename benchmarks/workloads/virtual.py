@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from nfdt.core.arrays.pytree import flatten_structure
-from nfdt.core.program.pack import pack
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
-from nfdt.core.training.data import encode_npy
+from nfdt.model.program.pack import pack
+from nfdt.model.training.data import encode_npy
 from nfdt.simulate.cluster import ClusterDescription
 from nfdt.simulate.job import SimulatedJob
 from nfdt.simulate.record import Point, Record

@@ -56,12 +56,12 @@ def saves_at_batches(callback: Any) -> bool:
 
 def looks_at_batches(callback: Any) -> bool:
     """Whether a callback has batch hooks that are not known to be harmless."""
-    from nfdt.core import keras_internals
+    from nfdt.model.keras_internals import training as keras_training
 
     for hook in HOOKS:
         method = getattr(callback, hook)
         of_keras = str(getattr(method, "__module__", "")).startswith("keras.")
-        if not of_keras and not keras_internals.is_default_hook(method):
+        if not of_keras and not keras_training.is_default_hook(method):
             return True
     return type(callback).__name__ == "TensorBoard" and getattr(callback, "update_freq", "epoch") != "epoch"
 
@@ -144,9 +144,9 @@ def _named(callbacks: Sequence[Any]) -> str:
 
 def _next_save(saver: Any, done: int, size: int) -> int:
     """Return the number of batches of the epoch after which the callback saves next."""
-    from nfdt.core import keras_internals
+    from nfdt.model.keras_internals import training as keras_training
 
-    missing = max(1, saver.save_freq - keras_internals.batches_seen(saver, saver.save_freq - 1))
+    missing = max(1, saver.save_freq - keras_training.batches_seen(saver, saver.save_freq - 1))
     return done + -(-missing // size) * size
 
 

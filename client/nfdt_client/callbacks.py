@@ -26,7 +26,7 @@ def each(callbacks: Any) -> list[Any]:
 
 def watches_tests(callbacks: Any) -> bool:
     """Whether a callback hooks into evaluation; the model is then evaluated in this process."""
-    from nfdt.core import keras_internals
+    from nfdt.model.keras_internals import training as keras_training
 
     for callback in each(callbacks):
         if type(callback).__name__ == "SwapEMAWeights":
@@ -34,7 +34,7 @@ def watches_tests(callbacks: Any) -> bool:
         for hook in _TEST_HOOKS:
             method = getattr(callback, hook)
             owner = str(getattr(method, "__module__", ""))
-            if not keras_internals.is_default_hook(method) and not owner.startswith("keras."):
+            if not keras_training.is_default_hook(method) and not owner.startswith("keras."):
                 return True
     return False
 
@@ -94,7 +94,7 @@ def local_validation(captured: Capture, callbacks: Any) -> Validation | None:
     """Return Keras' own evaluation in this process, for data that only this process can read; else None."""
     if captured.local_validation is None:
         return None
-    from nfdt.core import keras_internals
+    from nfdt.model.keras_internals import data as keras_data
 
     model, arguments = captured.model, captured.arguments
     x, y, sample_weight = captured.local_validation
@@ -102,11 +102,11 @@ def local_validation(captured: Capture, callbacks: Any) -> Validation | None:
     iterators: list[Any] = []
 
     def validate(epoch: int) -> dict[str, Any] | None:
-        if not keras_internals.is_due(model, epoch, arguments["validation_freq"]):
+        if not keras_data.is_due(model, epoch, arguments["validation_freq"]):
             return None
         if not iterators:  # one for all epochs, as in Keras: a generator continues where it stopped
             iterators.append(
-                keras_internals.evaluation_iterator(
+                keras_data.evaluation_iterator(
                     x=x,
                     y=y,
                     sample_weight=sample_weight,
@@ -117,7 +117,7 @@ def local_validation(captured: Capture, callbacks: Any) -> Validation | None:
                     shuffle=False,
                 )
             )
-        logs: dict[str, Any] = keras_internals.evaluate_with(
+        logs: dict[str, Any] = keras_data.evaluate_with(
             model,
             iterators[0],
             x=x,

@@ -45,12 +45,12 @@ def capture(
         CaptureError: a backend on which the algorithm does not train, a model with a ``make_train_function`` of its
             own, or data that cannot be shipped.
     """
-    from nfdt.core import keras_internals
+    from nfdt.model.keras_internals import models as keras_models
 
     require_backend_of(options)
     _warn_of_ignored_backend()
-    keras_internals.require_compiled(model)
-    if (strategy := keras_internals.distribution_strategy(model)) is not None:
+    keras_models.require_compiled(model)
+    if (strategy := keras_models.distribution_strategy(model)) is not None:
         raise CaptureError(
             f"Expected a model made outside tf.distribute. Received: one made under {strategy!r}. "
             "Remove the strategy's scope: the workers take its place."
@@ -70,7 +70,7 @@ def capture(
         shuffle=arguments["shuffle"],
         class_weight=arguments["class_weight"],
     )
-    arguments["steps_per_epoch"] = keras_internals.limited_steps(arguments["steps_per_epoch"])
+    arguments["steps_per_epoch"] = keras_models.limited_steps(arguments["steps_per_epoch"])
     terms = PlacementTerms(
         options.data,
         allows_code,
@@ -97,7 +97,7 @@ def _refuse_own_loop(model: Any) -> None:
 
 def _replaces(model: Any, method: str) -> bool:
     """Whether the user's class, or the model itself, has another method than ``keras.Model``."""
-    from nfdt.core.program.compiling import overrides
+    from nfdt.model.program.compiling import overrides
 
     return overrides(model, method) or method in vars(model)
 
@@ -113,21 +113,21 @@ def _warn_of_ignored_backend() -> None:
 
 
 def _limited_epochs(epochs: int) -> int:
-    from nfdt.core import keras_internals
+    from nfdt.model.keras_internals import models as keras_models
 
-    limit = keras_internals.epoch_limit()
+    limit = keras_models.epoch_limit()
     return min(int(epochs), limit) if limit else int(epochs)
 
 
 def _split(arguments: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
-    from nfdt.core import keras_internals
+    from nfdt.model.keras_internals import data as keras_data
 
     data = (arguments["x"], arguments["y"], arguments["sample_weight"])
     validation_data = arguments["validation_data"]
     if arguments["validation_split"] and validation_data is None:
         training_data.check_not_empty(*data)
         try:
-            data, validation_data = keras_internals.split_off_validation(data, arguments["validation_split"])
+            data, validation_data = keras_data.split_off_validation(data, arguments["validation_split"])
         except ValueError as error:
             raise UsageError(str(error)) from error
     return (*data, validation_data)
@@ -135,7 +135,7 @@ def _split(arguments: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
 
 def _why_no_datasets(options: Options, model: Any) -> str:
     """Return why workers of this job cannot run datasets, or ""."""
-    from nfdt.core.program.untrained import carrying_layers
+    from nfdt.model.program.untrained import carrying_layers
 
     name = options.algorithm.name
     if carrying_layers(model):
@@ -152,15 +152,16 @@ def _why_no_datasets(options: Options, model: Any) -> str:
 def _with_validation(captured: Capture, validation_data: Any, terms: PlacementTerms) -> Capture:
     import keras
 
-    from nfdt.core import keras_internals
+    from nfdt.model.keras_internals import data as keras_data
+    from nfdt.model.keras_internals import models as keras_models
 
     arguments = captured.arguments
-    x, y, sample_weight = keras_internals.unpack_batch(validation_data)
+    x, y, sample_weight = keras_data.unpack_batch(validation_data)
     captured.validation_data = (x, y, sample_weight)
     if callbacks.watches_tests(arguments["callbacks"]) or _replaces(captured.model, "make_test_function"):
         return captured
     steps = arguments["validation_steps"]
-    batches = keras_internals.limited_batches(steps, int(captured.model.steps_per_execution or 1))
+    batches = keras_models.limited_batches(steps, int(captured.model.steps_per_execution or 1))
     if isinstance(x, keras.utils.PyDataset):
         if isinstance(captured.train, Stream):  # this process takes part anyway
             return captured
@@ -187,9 +188,10 @@ def check_batch(model: Any, batch: Any) -> None:
     """
     import keras
 
-    from nfdt.core import keras_internals
+    from nfdt.model.keras_internals import data as keras_data
+    from nfdt.model.keras_internals import models as keras_models
 
-    known = isinstance(model, keras_internals.Functional | keras.Sequential) and type(model).__module__.startswith(
+    known = isinstance(model, keras_models.Functional | keras.Sequential) and type(model).__module__.startswith(
         "keras."
     )
     if not known or not model.built or any(isinstance(leaf, RaggedArray) for leaf in training_data.leaves(batch)):
@@ -200,8 +202,8 @@ def check_batch(model: Any, batch: Any) -> None:
         return keras.KerasTensor(leaf.shape, dtype, sparse=isinstance(leaf, SparseArray))
 
     try:
-        x, y, sample_weight = keras_internals.unpack_batch(training_data.map_arrays(symbolic, batch))
-        keras_internals.loss_spec(model, x, y, sample_weight)
+        x, y, sample_weight = keras_data.unpack_batch(training_data.map_arrays(symbolic, batch))
+        keras_models.loss_spec(model, x, y, sample_weight)
     except ValueError as error:
         raise UsageError(f"The training data do not fit the model: {error}") from error
     except Exception as error:  # the symbolic run is optional: the workers do the real one

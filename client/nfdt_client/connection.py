@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import grpc
 
-from nfdt.core.errors import JobCancelled, NfdtError, NotStored, ProtocolError, ServerUnreachable
+from nfdt.core.errors import JobCancelled, NotStored, ProtocolError, ServerUnreachable
 from nfdt.core.events import Event
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire import jobs_pb2_grpc
 from nfdt.core.wire.channel import open_channel
 from nfdt.core.wire.status import translate, translated
-
-logger = logging.getLogger(__name__)
+from nfdt.core.work.patience import Patience
 
 DESCRIBE_TIMEOUT_S = 20.0
 CALL_TIMEOUT_S = 60.0
@@ -140,20 +139,19 @@ class JobsClient:
             JobTaken: the client of another session is attached to the job.
             ServerUnreachable: the stream broke and no event came for ``reconnect_s`` seconds of trying.
         """
-        cursor, ended, outage = after, False, _Outage(self, settles=True)
+        cursor, ended, patience = after, False, self._patience(settles=True)
         while not ended:
-            outage.attempt()
             try:
                 for event in self._stream(job_id, cursor, session):
                     cursor, ended = event.cursor, ended or is_end(event)
-                    outage.over()
+                    patience.success()
                     yield event
-                problem: NfdtError = ServerUnreachable(f"{self.address} ended the events of job {job_id} early.")
+                problem = ServerUnreachable(f"{self.address} ended the events of job {job_id} early.")
                 ended = ended or self.show(job_id).state in TERMINAL
             except (ServerUnreachable, JobCancelled) as error:
-                problem = error
+                problem = ServerUnreachable(str(error))
             if not ended:
-                outage.wait(problem)
+                patience.again(problem)
 
     def persist(self, action: Callable[[], _T], *, transfers: bool = False, stores: bool = False) -> _T:
         """Return the result of an action; repeat it while the server does not answer.
@@ -167,14 +165,22 @@ class JobsClient:
             ServerUnreachable: the server has not answered for ``reconnect_s`` seconds.
             NotStored: the server's disk is full; with ``stores``, for as long.
         """
-        outage = _Outage(self, settles=transfers)
+        patience = self._patience(settles=transfers)
         passing = (ServerUnreachable, NotStored) if stores else (ServerUnreachable,)
         while True:
-            outage.attempt()
             try:
                 return action()
             except passing as error:
-                outage.wait(error)
+                patience.again(error)
+
+    def _patience(self, *, settles: bool) -> Patience:
+        """Return the time limit of calls; ``settles``: one that took long shows that the server was there meanwhile."""
+        return Patience(
+            self.reconnect_s,
+            pause=lambda left_s: self.wait_ready(min(left_s, 1.0)),
+            settled_s=SETTLED_S if settles else math.inf,
+            report_s=REPORT_S,
+        )
 
     def answers(self) -> bool:
         """Whether the server answers now."""
@@ -221,51 +227,6 @@ class JobsClient:
             time.sleep(min(timeout_s, PAUSE_S))
             return True
         return False
-
-
-class _Outage:
-    """Time for which calls of a server have failed.
-
-    Args:
-        connection: Connection to the server.
-        settles: Whether a connected call that lasted long shows that the server was there meanwhile.
-    """
-
-    def __init__(self, connection: JobsClient, *, settles: bool) -> None:
-        self._connection, self._settles = connection, settles
-        self._since: float | None = None
-        self._connected, self._reported = True, False
-        self._attempted_at = 0.0
-
-    def attempt(self) -> None:
-        """Begin another attempt."""
-        self._attempted_at = time.monotonic()
-
-    def over(self) -> None:
-        """Record that the server has answered."""
-        self._since, self._reported = None, False
-
-    def wait(self, problem: NfdtError) -> None:
-        """Wait before the next attempt.
-
-        Raises:
-            ServerUnreachable: the time limit has passed.
-            NotStored: as well, and the problem is one of these.
-        """
-        now, limit_s = time.monotonic(), self._connection.reconnect_s
-        settled = self._settles and self._connected and now - self._attempted_at > SETTLED_S
-        if self._since is None or settled:
-            self.over()
-            self._since = now
-        gone_s = now - self._since
-        if gone_s >= limit_s:
-            kind = NotStored if isinstance(problem, NotStored) else ServerUnreachable
-            raise kind(f"{problem} Gave up after {limit_s:.0f} s.") from problem
-        if gone_s >= REPORT_S and not self._reported:
-            self._reported = True
-            logger.warning("%s Trying again for %.0f s, in case it is being restarted.", problem, limit_s)
-        logger.info("%s Trying again.", problem)
-        self._connected = self._connection.wait_ready(min(limit_s - gone_s, 1.0))
 
 
 def is_end(event: Event) -> bool:

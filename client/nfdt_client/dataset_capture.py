@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from nfdt.core.keras_internals import dataset_variables
-from nfdt.core.program.untrained import SEED_STATE
-from nfdt.core.training.dataset_graph import DatasetGraph, DatasetHeader, FileSize, SourceHeader, write_element
+from nfdt.model.keras_internals.data import dataset_variables
+from nfdt.model.program.untrained import SEED_STATE
+from nfdt.model.training.dataset_graph import DatasetGraph, DatasetHeader, FileSize, SourceHeader, write_element
 from nfdt_client.dataset_flow import INFINITE, Flow, GraphFlow, Unshippable, check_functions, reachable
 
 MAX_GRAPH_BYTES = 64 * 2**20

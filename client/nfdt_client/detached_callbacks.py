@@ -67,7 +67,7 @@ def begin_callbacks(callbacks: Sequence[Any], model: Any, epoch: int) -> Shipped
         UsageError: one sets the learning rate, which a schedule of the optimizer decides.
         CaptureError: a schedule cannot be pickled.
     """
-    from nfdt.core.training.epoch_callbacks import dump_callbacks
+    from nfdt.model.training.epoch_callbacks import dump_callbacks
 
     if not callbacks:
         return None
@@ -89,16 +89,16 @@ def begin_callbacks(callbacks: Sequence[Any], model: Any, epoch: int) -> Shipped
 
 
 def _learning_rate(model: Any) -> float | None:
-    from nfdt.core import keras_internals
+    from nfdt.model.keras_internals import training as keras_training
 
     optimizer = model.optimizer
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return float(inner.learning_rate) if keras_internals.has_fixed_learning_rate(inner) else None
+    return float(inner.learning_rate) if keras_training.has_fixed_learning_rate(inner) else None
 
 
 def _describe(callback: Any) -> tuple[CallbackSpec, Blob | None]:
-    from nfdt.core.program.code import digest_sources, dump_objects
-    from nfdt.core.training.epoch_callbacks import SCHEDULE
+    from nfdt.model.program.code import digest_sources, dump_objects
+    from nfdt.model.training.epoch_callbacks import SCHEDULE
 
     kind = type(callback).__name__
     if kind != "LearningRateScheduler":

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from nfdt.core.errors import JobFailed, NfdtError
-from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import ClusterSpec
+from nfdt.model.program.manifest import Manifest
 from nfdt_client.capture import bind
 from nfdt_client.connection import JobsClient
 from nfdt_client.evaluation_call import LEAST_S, Call, RunsHere, check_call, estimate_gain, read_call
@@ -89,13 +89,13 @@ def run_call(
 
 
 def _distributable(session: CallSession, method: str, model: Any, arguments: dict[str, Any]) -> tuple[Call, Any]:
-    """Return the call and what its results look like; see :mod:`nfdt.core.program.evaluation_check`.
+    """Return the call and what its results look like; see :mod:`nfdt.model.program.evaluation_check`.
 
     Raises:
         RunsHere: Keras shall carry it out here.
     """
-    from nfdt.core.program.evaluation_check import NotRepeatable, check_evaluate, check_predict
-    from nfdt.core.training.predict import MAX_OUTPUT_BYTES
+    from nfdt.model.program.evaluation_check import NotRepeatable, check_evaluate, check_predict
+    from nfdt.model.training.predict import MAX_OUTPUT_BYTES
 
     options = session.options
     if options.evaluate == "false":
@@ -174,22 +174,22 @@ class ClusterCall:
         return self._evaluate() if self._call.method == "evaluate" else self._predict()
 
     def _evaluate(self) -> Any:
-        from nfdt.core import keras_internals
-        from nfdt.core.training.metrics import ModelMetrics
+        from nfdt.model.keras_internals import data as keras_data
+        from nfdt.model.training.metrics import ModelMetrics
 
         model = self._call.model
         model.stop_evaluating = False
         self._listeners.on_test_begin()
         job, artifact = self._run_job()
         ModelMetrics(model).load(download(job.connection, artifact))
-        logs = keras_internals.evaluation_logs(model)
+        logs = keras_data.evaluation_logs(model)
         self._listeners.on_test_end(logs)
-        return logs if self._call.arguments["return_dict"] else keras_internals.flattened_logs(model, logs)
+        return logs if self._call.arguments["return_dict"] else keras_data.flattened_logs(model, logs)
 
     def _predict(self) -> Any:
         from keras import tree
 
-        from nfdt.core.training.predict import join_outputs, load_outputs
+        from nfdt.model.training.predict import join_outputs, load_outputs
 
         data, self._call.model.stop_predicting = self._call.data, False
         self._listeners.on_predict_begin()
@@ -210,12 +210,12 @@ class ClusterCall:
             raise
 
     def _submit(self) -> InteractiveJob:
-        from nfdt.core import keras_internals
-        from nfdt.core.program.pack import pack
+        from nfdt.model.keras_internals import training as keras_training
+        from nfdt.model.program.pack import pack
 
         call, session = self._call, self._session
         session.note_fit()
-        with keras_internals.seeded(0):  # evaluate and predict draw no random numbers
+        with keras_training.seeded(0):  # evaluate and predict draw no random numbers
             packed = pack(call.model, call.data.first(), predicts=call.method == "predict")
         place = session.place(packed.code)
         check_shards(call.model, packed.manifest, place)

@@ -77,12 +77,12 @@ def _data(arguments: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 
 
 def _check_model(method: str, model: Any) -> None:
-    from nfdt.core import keras_internals
-    from nfdt.core.program.compiling import overrides
+    from nfdt.model.keras_internals import models as keras_models
+    from nfdt.model.program.compiling import overrides
 
     if not (model.compiled and model.built and model.optimizer):
         raise RunsHere("the model is not compiled with an optimizer, or not built")
-    if keras_internals.distribution_strategy(model) is not None:
+    if keras_models.distribution_strategy(model) is not None:
         raise RunsHere("the model was made under a strategy of tf.distribute")
     name = _FUNCTIONS[method]
     if overrides(model, name) or name in vars(model):
@@ -91,20 +91,20 @@ def _check_model(method: str, model: Any) -> None:
 
 def _watches(callback: Any, hooks: Sequence[str]) -> bool:
     """Whether a callback that is not Keras' own has one of these hooks."""
-    from nfdt.core import keras_internals
+    from nfdt.model.keras_internals import training as keras_training
 
     for method in (getattr(callback, hook) for hook in hooks):
         of_keras = str(getattr(method, "__module__", "")).startswith("keras.")
-        if not of_keras and not keras_internals.is_default_hook(method):
+        if not of_keras and not keras_training.is_default_hook(method):
             return True
     return False
 
 
 def _cut(data: Arrays, steps: int | None, steps_per_execution: int) -> Arrays:
     """Return the rows that ``steps`` leave; Keras ends with whole executions."""
-    from nfdt.core import keras_internals
+    from nfdt.model.keras_internals import models as keras_models
 
-    batches = keras_internals.limited_batches(steps, steps_per_execution)
+    batches = keras_models.limited_batches(steps, steps_per_execution)
     if batches is None:
         return data
     if batches > data.batches:

@@ -12,10 +12,10 @@ import grpc
 
 from nfdt.core.errors import CaptureError
 from nfdt.core.jobs.feed import MAX_BATCH_BYTES, StreamedBatch, pieces
-from nfdt.core.training.data import encode_batch
-from nfdt.core.training.host_batches import rows_of
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire.status import translate
+from nfdt.model.training.data import encode_batch
+from nfdt.model.training.host_batches import rows_of
 from nfdt_client.job import InteractiveJob
 
 logger = logging.getLogger(__name__)

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import JobFailed, UsageError
 from nfdt.core.events import Event
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.state import State, load_state
 from nfdt.core.wire import jobs_pb2 as pb
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.state import State, load_state
 from nfdt_client.connection import TERMINAL, JobsClient, is_end
 from nfdt_client.failures import failure_of
 from nfdt_client.tracebacks import hide_frames

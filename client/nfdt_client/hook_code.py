@@ -27,19 +27,19 @@ def reads_batches(callback: Any) -> bool:
 
 def _hooks(callback: Any) -> Iterator[tuple[Any, bool]]:
     """Yield the hooks of the callback and of its bases, and whether their first argument is the callback."""
-    from nfdt.core import keras_internals
+    from nfdt.model.keras_internals import training as keras_training
 
     for hook in HOOKS:
         own = vars(callback).get(hook)
         held = [(own, isinstance(own, types.MethodType))] if own is not None else []
         held += [(vars(kind)[hook], True) for kind in type(callback).__mro__ if hook in vars(kind)]
         for function, is_method in held:
-            if not keras_internals.is_default_hook(function) and not _is_of_a_package(function):
+            if not keras_training.is_default_hook(function) and not _is_of_a_package(function):
                 yield function, is_method
 
 
 def _is_of_a_package(function: Any) -> bool:
-    from nfdt.core.program.own_modules import is_installed_file
+    from nfdt.model.program.own_modules import is_installed_file
 
     if str(getattr(function, "__module__", "")).startswith("keras."):
         return True

@@ -12,9 +12,9 @@ import numpy as np
 
 from nfdt.core.errors import NfdtError
 from nfdt.core.events import MAX_LOGS_BYTES, Event
-from nfdt.core.program.state import State, load_state
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import jobs_pb2 as pb
+from nfdt.model.program.state import State, load_state
 from nfdt_client.connection import JobsClient
 from nfdt_client.model_state import encode
 from nfdt_client.upload import Blob, download, upload

@@ -90,7 +90,7 @@ def back_up(state: ModelState, job: InteractiveJob, callbacks: Any, epoch: int) 
     """
     from keras.callbacks import BackupAndRestore
 
-    from nfdt.core import keras_internals
+    from nfdt.model.keras_internals import training as keras_training
 
     savers = [callback for callback in callbacks.callbacks if isinstance(callback, BackupAndRestore)]
     if not savers:
@@ -99,7 +99,7 @@ def back_up(state: ModelState, job: InteractiveJob, callbacks: Any, epoch: int) 
     try:
         state.write(job.snapshot(), keep_learning_rate=True)
         for saver in savers:
-            keras_internals.back_up(saver, epoch)
+            keras_training.back_up(saver, epoch)
     except (NfdtError, OSError) as error:
         logger.error("Terminated in epoch %d: its state is not saved: %s", epoch + 1, error)
         return

@@ -12,8 +12,8 @@ from typing import Any
 
 from nfdt.core.errors import JobFailed, JobTaken, NotStored, PolicyRefused, Terminated, UsageError
 from nfdt.core.events import Event
-from nfdt.core.program.state import State
 from nfdt.core.wire.parsing import Seldom
+from nfdt.model.program.state import State
 from nfdt_client.batch_hooks import BatchHooks, Pauses, as_returned
 from nfdt_client.board import Board
 from nfdt_client.failures import TRAINED, failure_of
@@ -274,9 +274,9 @@ class Mirror:
         self._steps = int(steps or 0) if not self._requests.feeds else 0  # a stream may end before its declared length
         if steps and not self._fit.steps_per_epoch and steps != params.get("steps"):
             self._callbacks.set_params({**params, "steps": steps})
-            from nfdt.core import keras_internals
+            from nfdt.model.keras_internals import training as keras_training
 
-            bar = keras_internals.progress_bar(self._callbacks)
+            bar = keras_training.progress_bar(self._callbacks)
             if bar is not None:
                 bar.target = steps
 
@@ -347,11 +347,11 @@ class Mirror:
 
     def _warn_of_missing_data(self) -> None:
         """Emit Keras' warning if the epoch had fewer calls of the hooks than ``steps_per_epoch`` asks for."""
-        from nfdt.core import keras_internals
+        from nfdt.model.keras_internals import data as keras_data
 
         size, wanted = self._fit.steps_per_execution, self._fit.steps_per_epoch or 0
         if -(-self._hooks.done // size) < wanted // size and not self._requests.stopping:
-            keras_internals.warn_of_missing_data()
+            keras_data.warn_of_missing_data()
 
     def _warn_of_late_changes(self) -> None:
         """Log once which values a hook between batches has changed, which workers see from the next epoch on."""

@@ -9,8 +9,8 @@ import numpy as np
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import ShapeMismatch, UsageError
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.state import State, dump_state
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.state import State, dump_state
 from nfdt_client.outside import Outside
 
 
@@ -30,8 +30,8 @@ class ModelState:
     """
 
     def __init__(self, model: Any, manifest: Manifest | None = None, outside: Outside | None = None) -> None:
-        from nfdt.core.program.local_optimizers import create_variables, learning_rates, state_variables
-        from nfdt.core.training.metrics import ModelMetrics
+        from nfdt.model.program.local_optimizers import create_variables, learning_rates, state_variables
+        from nfdt.model.training.metrics import ModelMetrics
 
         local = manifest.local_optimizers if manifest is not None else None
         create_variables(model, local)
@@ -132,7 +132,7 @@ class ModelState:
         return {i for i, v in enumerate(self._optimizer_variables()) if v is rate}
 
     def _learning_rate_variable(self) -> Any:
-        from nfdt.core.keras_internals import raw_learning_rate
+        from nfdt.model.keras_internals.training import raw_learning_rate
 
         variable = raw_learning_rate(self._optimizer())
         return variable if hasattr(variable, "assign") else None

@@ -10,7 +10,7 @@ import numpy as np
 
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import UnreadableData
-from nfdt.core.training.merge import MOST_GIVEN_BYTES
+from nfdt.model.training.merge import MOST_GIVEN_BYTES
 from nfdt_client.training_data import Indexed, own_hook
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class ChangedData:
         Raises:
             UnreadableData: workers cannot have the change.
         """
-        from nfdt.core.program.shipped_data import dump_changed
+        from nfdt.model.program.shipped_data import dump_changed
 
         if (data := self._data) is None:
             return self._value

@@ -121,8 +121,8 @@ def _shipped(stream: Stream, x: Any, class_weight: Any, terms: PlacementTerms) -
 
 
 def _graph(stream: Stream, terms: PlacementTerms) -> GraphData:
-    from nfdt.core.program.source_watch import reaches
-    from nfdt.core.training.host_batches import rows_of
+    from nfdt.model.program.source_watch import reaches
+    from nfdt.model.training.host_batches import rows_of
     from nfdt_client.dataset_capture import ship, variables_of
     from nfdt_client.dataset_flow import Unshippable
     from nfdt_client.training_data import GraphData
@@ -145,8 +145,8 @@ def _graph(stream: Stream, terms: PlacementTerms) -> GraphData:
 
 
 def _indexed(stream: Stream, dataset: Any, class_weight: Any, terms: PlacementTerms) -> Indexed:
-    from nfdt.core.program.source_watch import reaches
-    from nfdt.core.program.step_effects import changes_of_script
+    from nfdt.model.program.source_watch import reaches
+    from nfdt.model.program.step_effects import changes_of_script
     from nfdt_client.training_data import Indexed, own_hook
 
     name, hook = type(dataset).__name__, own_hook(dataset)

@@ -9,11 +9,11 @@ from typing import Any
 
 from nfdt.core.errors import CaptureError, UsageError
 from nfdt.core.host.keras_backend import TRAINING, require_backend, require_tensorflow
-from nfdt.core.program.manifest import Manifest
 from nfdt.core.sharding import why_uncuttable
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.wire.channel import CONTROL_BYTES
+from nfdt.model.program.manifest import Manifest
 from nfdt_client.captured import Capture
 from nfdt_client.options import Options
 
@@ -41,7 +41,7 @@ def look_at_metrics(captured: Capture, batch: Any, *, interactive: bool) -> None
         CaptureError: a metric cannot be merged.
         UsageError: a detached job has no process that validates.
     """
-    from nfdt.core.program.metrics import check_metrics
+    from nfdt.model.program.metrics import check_metrics
 
     validation = captured.validation
     sample = None if validation is None else validation.first()
@@ -64,7 +64,7 @@ def cluster_for(model: Any, algorithm: AlgorithmSpec, cluster: ClusterSpec) -> C
     Raises:
         UsageError: the algorithm trains on a fixed number of ranks.
     """
-    from nfdt.core.program.untrained import carrying_layers
+    from nfdt.model.program.untrained import carrying_layers
 
     layers = ", ".join(repr(layer.name) for layer in carrying_layers(model))
     if not layers or cluster.workers == 1:
@@ -122,7 +122,7 @@ def check_local_optimizers(
             f"submit: expected no callback that sets the learning rate, because the optimizers of {name} step on the "
             f"workers. Received: {', '.join(schedulers)}. Use schedules in the optimizers, or nfdt.distribute."
         )
-    from nfdt.core.program.local_optimizers import state_variables
+    from nfdt.model.program.local_optimizers import state_variables
 
     variables = state_variables(model, manifest)
     sizes = [math.prod(v.shape) * v.value.dtype.size for v in variables]

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from nfdt.core.errors import NfdtError, PolicyRefused, ServerUnreachable, UnreadableData
 from nfdt.core.host.start_log import note_start
-from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.wire import jobs_pb2 as pb
+from nfdt.model.program.manifest import Manifest
 from nfdt_client import batch_hooks, callbacks, evaluation, patch, placement, ring
 from nfdt_client.board import Board
 from nfdt_client.capture import bind, capture, check_batch
@@ -48,7 +48,7 @@ from nfdt_client.training_data import Stream
 from nfdt_client.upload import upload
 
 if TYPE_CHECKING:
-    from nfdt.core.program.pack import PackedProgram
+    from nfdt.model.program.pack import PackedProgram
 
 logger = logging.getLogger(__name__)
 
@@ -204,7 +204,7 @@ class Session:
             self._outer.note_fit()
 
     def _fit(self, model: Any, arguments: dict[str, Any], fallback: Fallback) -> Any:
-        from nfdt.core import keras_internals
+        from nfdt.model.keras_internals import models as keras_models
 
         options, given = self.options, callbacks.each(arguments["callbacks"])
         hooks = batch_hooks.choose_mode(options.batch_hooks, options.algorithm, options.data, given, self._logged)
@@ -216,7 +216,7 @@ class Session:
         model.stop_training = False
         captured.hash_arrays()
         listeners.on_train_begin()
-        initial_epoch = int(keras_internals.restored_epoch(model) or captured.arguments["initial_epoch"])
+        initial_epoch = int(keras_models.restored_epoch(model) or captured.arguments["initial_epoch"])
         if initial_epoch >= captured.epochs:
             return callbacks.finish_without_epochs(captured, listeners)
         begin_epoch(model, listeners, initial_epoch)
@@ -228,7 +228,7 @@ class Session:
         board = self._make_board()
 
         def train() -> FitRecord:
-            from nfdt.core.program.attributes import CodeValues, runs_eagerly
+            from nfdt.model.program.attributes import CodeValues, runs_eagerly
 
             captured.renew()
             submission, packed = self.prepare(captured, batch, initial_epoch, interactive=True)
@@ -318,8 +318,8 @@ class Session:
         Returns:
             The job with its artifacts, and its program.
         """
-        from nfdt.core.program.local_optimizers import merged_in_rounds
-        from nfdt.core.program.pack import pack
+        from nfdt.model.program.local_optimizers import merged_in_rounds
+        from nfdt.model.program.pack import pack
 
         packed = pack(captured.model, batch, sources=list(captured.changeable) if interactive else ())
         if self.options.algorithm.consistency_facts.synchronous:

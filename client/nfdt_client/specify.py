@@ -28,7 +28,7 @@ from nfdt_client.training_data import Arrays, GraphData, Indexed, Stream
 from nfdt_client.upload import Blob, array_blob
 
 if TYPE_CHECKING:
-    from nfdt.core.program.pack import PackedProgram  # imports Keras
+    from nfdt.model.program.pack import PackedProgram  # imports Keras
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _order(captured: Capture) -> dict[str, Any]:
     The seed is that of Keras' own shuffle: TensorFlow's for arrays, Python's for other data.
     ``keras.utils.set_random_seed`` sets both.
     """
-    from nfdt.core import keras_internals
+    from nfdt.model.keras_internals import data as keras_data
 
     shuffle, data = captured.arguments["shuffle"], captured.train
     if not shuffle or not isinstance(data, Arrays):
@@ -176,7 +176,7 @@ def _order(captured: Capture) -> dict[str, Any]:
         scripts.setstate(random.getstate())
         return {"shuffle": bool(shuffle), "seed": scripts.getrandbits(31)}
     in_batches = shuffle == "batch"  # each batch has the rows that it has without shuffle, in another order
-    seed = keras_internals.shuffle_seed()
+    seed = keras_data.shuffle_seed()
     if seed is None:
         return {"shuffle": not in_batches, "seed": _seed()}
     return {"shuffle": True, "seed": seed, "block": data.batch_size if in_batches else data.samples}

@@ -11,12 +11,12 @@ import numpy as np
 
 from nfdt.core.arrays.pytree import flatten_structure
 from nfdt.core.errors import CaptureError, UsageError
-from nfdt.core.training.host_batches import as_batch, is_composite, leaves, map_arrays, rows_of
+from nfdt.model.training.host_batches import as_batch, is_composite, leaves, map_arrays, rows_of
 from nfdt_client.upload import Blob, array_blob
 
 if TYPE_CHECKING:
-    from nfdt.core.program.shipped_data import ShippedSource
-    from nfdt.core.program.source_watch import SourceWatch
+    from nfdt.model.program.shipped_data import ShippedSource
+    from nfdt.model.program.source_watch import SourceWatch
     from nfdt_client.dataset_capture import ShippedDataset
 
 
@@ -72,9 +72,9 @@ class Stream:
     @property
     def dataset(self) -> Any:
         """The ``tf.data.Dataset`` behind the batches; None for other data."""
-        from nfdt.core import keras_internals
+        from nfdt.model.keras_internals import data as keras_data
 
-        return keras_internals.tensorflow_dataset(self._iterator)
+        return keras_data.tensorflow_dataset(self._iterator)
 
     def first(self) -> Any:
         """Return the first batch; the first epoch yields it again, or a new one of a dataset that reads variables."""
@@ -91,9 +91,9 @@ class Stream:
         Raises:
             CaptureError: the data can be read only once.
         """
-        from nfdt.core import keras_internals
+        from nfdt.model.keras_internals import data as keras_data
 
-        if keras_internals.is_read_once(self._iterator):
+        if keras_data.is_read_once(self._iterator):
             raise CaptureError(
                 "The server was restarted, and the epoch cannot be fed again: batches of a generator are read only "
                 "once. Expected: arrays, a keras.utils.PyDataset or a tf.data.Dataset."
@@ -136,8 +136,8 @@ class Indexed:
         Raises:
             UnreadableData: it cannot be pickled.
         """
-        from nfdt.core.program.shipped_data import dump_source
-        from nfdt.core.program.source_watch import SourceWatch
+        from nfdt.model.program.shipped_data import dump_source
+        from nfdt.model.program.source_watch import SourceWatch
 
         source = dataset, class_weight
         whole = int(dataset.num_batches)
@@ -211,14 +211,14 @@ def read(x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Ar
     Raises:
         UsageError: no data, or data that Keras' adapters refuse (lengths that differ, unknown types, ...).
     """
-    from nfdt.core import keras_internals
+    from nfdt.model.keras_internals import data as keras_data
 
     check_not_empty(x, y, sample_weight)
     try:
-        iterator = keras_internals.ReplayingIterator(x, y, sample_weight, **options)
+        iterator = keras_data.ReplayingIterator(x, y, sample_weight, **options)
     except ValueError as error:
         raise UsageError(f"Training data: {error}") from error
-    arrays = keras_internals.array_inputs(iterator)
+    arrays = keras_data.array_inputs(iterator)
     if arrays is None or is_composite((x, y, sample_weight)):
         return Stream(iterator)
     inputs, samples, batch_size = arrays
@@ -250,13 +250,13 @@ def own_hook(dataset: Any) -> str:
 
 def is_arrays(pytree: Any) -> bool:
     """Whether these are dense arrays that can go with a job."""
-    from nfdt.core import keras_internals
+    from nfdt.model.keras_internals import data as keras_data
 
-    return keras_internals.can_be_sliced(pytree) and not is_composite(pytree)
+    return keras_data.can_be_sliced(pytree) and not is_composite(pytree)
 
 
 def _whole(inputs: Any) -> Any:
     """Convert the adapter's inputs to NumPy arrays as it converts batches (float64 to floatx, pandas, strings)."""
-    from nfdt.core import keras_internals
+    from nfdt.model.keras_internals import data as keras_data
 
-    return map_arrays(lambda leaf: np.asarray(keras_internals.sliced_array(leaf)), inputs)
+    return map_arrays(lambda leaf: np.asarray(keras_data.sliced_array(leaf)), inputs)

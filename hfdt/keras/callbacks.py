@@ -13,9 +13,10 @@ from hfdt.keras.collectives import allreduce, broadcast_variables, gather_json, 
 from hfdt.keras.horovod_api import horovod, rank, size
 from hfdt.keras.optimizer import adopt
 from hfdt.keras.partial_reduction import LocalVariables
-from nfdt.core import keras_internals
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import UsageError
+from nfdt.model.keras_internals import models as keras_models
+from nfdt.model.keras_internals import training as keras_training
 
 
 class _RankCallback(keras.callbacks.Callback):
@@ -142,7 +143,7 @@ class LearningRateScheduleCallback(_RankCallback):
             UsageError: the optimizer has a schedule, or the number of batches is unknown.
         """
         optimizer = _inner(self.model.optimizer)
-        if not keras_internals.has_fixed_learning_rate(optimizer):
+        if not keras_training.has_fixed_learning_rate(optimizer):
             raise UsageError(
                 f"{type(self).__name__} sets the learning rate, and {optimizer.name!r} has a schedule. "
                 "Give the optimizer a number as learning_rate, or leave this callback out."
@@ -232,7 +233,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 def _build_optimizer(model: Any) -> bool:
     """Return whether the model is built; build its optimizer in that case."""
-    if not model.built or not all(layer.built for layer in keras_internals.flatten_layers(model)):
+    if not model.built or not all(layer.built for layer in keras_models.flatten_layers(model)):
         return False
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
@@ -278,4 +279,4 @@ def _velocities(optimizer: Any) -> list[Any]:
     """Return the momentum buffers that hold ``momentum * velocity + rate * gradient``: SGD's and RMSprop's."""
     if not getattr(optimizer, "momentum", 0):
         return []
-    return keras_internals.momentums(optimizer)
+    return keras_training.momentums(optimizer)

@@ -15,7 +15,7 @@ from hfdt.keras.horovod_api import horovod
 from hfdt.keras.partial_reduction import LocalVariables, PartialReduction
 from hfdt.keras.reduction import Accumulation, Reduction, check_reduction
 from nfdt.core.errors import UsageError
-from nfdt.core.keras_internals import optimized_variables
+from nfdt.model.keras_internals.training import optimized_variables
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from hfdt.runtime.communicator import Communicator
 from nfdt.core.arrays.layout import Array
 from nfdt.core.host.private_files import replacing
 from nfdt.core.specs.job import JobSpec
-from nfdt.core.training.data import RowArray
 from nfdt.core.work.artifacts import artifact_names, default_cache
+from nfdt.model.training.data import RowArray
 
 
 class ReadableArtifacts(Protocol):

@@ -11,12 +11,12 @@ from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.group_job import GroupJob
 from hfdt.runtime.job import RingJob
 from hfdt.runtime.outer import Connect
-from nfdt.core.program.state import load_state
 from nfdt.core.specs.job import parse_job
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.messages import read_instruction
 from nfdt.core.work.spans import SpanRing
+from nfdt.model.program.state import load_state
 
 _LENGTH = 8
 

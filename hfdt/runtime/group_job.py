@@ -16,17 +16,17 @@ from hfdt.runtime.batch_split import split_by_shares, weight_of
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.job import RingJob
 from hfdt.runtime.outer import Connect, DeltaOuter, GradientOuter, GroupExchange
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.state import State
 from nfdt.core.specs.job import JobSpec
-from nfdt.core.training import data
-from nfdt.core.training.data import BatchSource
-from nfdt.core.training.gradient_step import WeightSetter
-from nfdt.core.training.host_batches import rows_of
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.spans import SpanRing
 from nfdt.core.work.statistics import BY_RANK, codec_totals, push_totals, step_totals
 from nfdt.core.work.tasks import Task
+from nfdt.model.backends.tensorflow_step import WeightSetter
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.state import State
+from nfdt.model.training import data
+from nfdt.model.training.data import BatchSource
+from nfdt.model.training.host_batches import rows_of
 
 LEAST = 4  # smallest number of blocks of each kind
 ROUNDS = 9  # measured blocks, both of steps of a whole batch and of a part of it

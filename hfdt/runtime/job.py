@@ -25,21 +25,21 @@ from hfdt.runtime.shared_denominator import SharedDenominator
 from hfdt.runtime.step import AllreduceStep
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import ProtocolError
-from nfdt.core.program.batch_tensors import as_tensors
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.state import State, load_state
 from nfdt.core.specs.job import JobSpec
-from nfdt.core.training import data, merge
-from nfdt.core.training.data import BatchSource
-from nfdt.core.training.gradient_step import in_graph, step_logs
-from nfdt.core.training.host_batches import rows_of
-from nfdt.core.training.job_model import JobModel
-from nfdt.core.training.metric_states import merge_metric_states, numbers
-from nfdt.core.training.ring_rate import ring_rate
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.spans import END_OF_EPOCH, EVALUATE, STEP, SpanRing
 from nfdt.core.work.statistics import BY_RANK, codec_totals, step_totals
 from nfdt.core.work.tasks import Task
+from nfdt.model.backends.contract import as_tensors
+from nfdt.model.backends.tensorflow_step import in_graph, step_logs
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.state import State, load_state
+from nfdt.model.training import data, merge
+from nfdt.model.training.data import BatchSource
+from nfdt.model.training.host_batches import rows_of
+from nfdt.model.training.job_model import JobModel
+from nfdt.model.training.metric_states import merge_metric_states, numbers
+from nfdt.model.training.ring_rate import ring_rate
 
 logger = logging.getLogger(__name__)
 

@@ -18,15 +18,15 @@ from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.shared_denominator import SharedDenominator
 from hfdt.runtime.step import GRADIENT, AllreduceStep
 from nfdt.core.arrays.layout import Array, ParameterLayout
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.state import State
 from nfdt.core.specs.job import JobSpec
-from nfdt.core.training.direct_call import Prepared
-from nfdt.core.training.gradient_step import GradientStep
-from nfdt.core.training.step_result import GradientResult
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.statistics import PushOutcomes
 from nfdt.core.work.tasks import Task
+from nfdt.model.backends.direct_call import Prepared
+from nfdt.model.backends.step_result import GradientResult
+from nfdt.model.backends.tensorflow_step import GradientStep
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.state import State
 from nfdt.transport.base import ParameterClient, Pulled, Pushed, PushOptions
 from nfdt.transport.choice import make_choice
 from nfdt.transport.emulated_link import make_link

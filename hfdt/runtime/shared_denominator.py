@@ -1,4 +1,4 @@
-"""The denominator of a loss in the gradients of several ranks; see :mod:`nfdt.core.training.denominator`."""
+"""The denominator of a loss in the gradients of several ranks; see :mod:`nfdt.model.backends.denominator`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from nfdt.core.training.denominator import SUM
+from nfdt.model.backends.denominator import SUM
 
 NAME = "hfdt_denominator"
 SAMPLES, SUMS, COUNTED = b"samples", b"sums", b"counted"

@@ -10,14 +10,14 @@ from typing import Any
 from hfdt.runtime.execution import Command
 from hfdt.runtime.step import AllreduceStep
 from nfdt.core.errors import ProtocolError, ShapeMismatch, UsageError
-from nfdt.core.keras_internals import has_fixed_learning_rate
-from nfdt.core.program.state import State, dump_state, load_state
 from nfdt.core.wire import shards_pb2 as pb
 from nfdt.core.wire import shards_pb2_grpc
 from nfdt.core.wire.channel import DATA_BYTES, join_address, make_server, same_token
 from nfdt.core.wire.chunks import split
 from nfdt.core.wire.status import answering
 from nfdt.core.wire.workers_pb2 import NextReply, ShardAssignment
+from nfdt.model.keras_internals.training import has_fixed_learning_rate
+from nfdt.model.program.state import State, dump_state, load_state
 
 STOP_GRACE_S = 1.0
 THREADS = 16

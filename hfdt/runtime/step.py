@@ -10,17 +10,17 @@ import numpy as np
 import tensorflow as tf
 
 from hfdt.runtime.shared_denominator import SharedDenominator
-from nfdt.core import keras_internals
 from nfdt.core.arrays.layout import Array, ParameterLayout
 from nfdt.core.errors import ShapeMismatch, UsageError
-from nfdt.core.program.batch_tensors import as_tensors
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.optimizer import inner_optimizer
-from nfdt.core.program.state import State
-from nfdt.core.training.denominator import LossDenominator
-from nfdt.core.training.direct_call import DirectCall, Prepared
-from nfdt.core.training.gradient_step import in_graph, of_this_graph, replace_optimizer, step_logs
-from nfdt.core.training.step_result import own_loss_scale
+from nfdt.model.backends.contract import as_tensors
+from nfdt.model.backends.denominator import LossDenominator
+from nfdt.model.backends.direct_call import DirectCall, Prepared
+from nfdt.model.backends.step_result import own_loss_scale
+from nfdt.model.backends.tensorflow_step import in_graph, of_this_graph, replace_optimizer, step_logs
+from nfdt.model.keras_internals import training as keras_training
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.optimizer import inner_optimizer
+from nfdt.model.program.state import State
 
 GRADIENT = "hfdt_gradient"
 BUCKET = 2**20  # elements; smaller messages cost more than they hide
@@ -155,7 +155,7 @@ class AllreduceStep:
         """Apply the program's ``decay``: an optimizer's configuration lacks ``exclude_from_weight_decay()``."""
         if not self.optimizer.weight_decay or all(manifest.decay or ()):
             return
-        keras_internals.set_weight_decay_use(self.optimizer, self._variables, manifest.decay or ())
+        keras_training.set_weight_decay_use(self.optimizer, self._variables, manifest.decay or ())
 
     # ---- state
 
@@ -170,7 +170,7 @@ class AllreduceStep:
         Raises:
             UsageError: the optimizer follows a schedule.
         """
-        if not keras_internals.has_fixed_learning_rate(self.optimizer):
+        if not keras_training.has_fixed_learning_rate(self.optimizer):
             raise UsageError(
                 f"Learning rate: expected a plain number in the optimizer to replace by {value}. Received: a schedule."
             )
@@ -231,10 +231,10 @@ def _graph(function: Any) -> Any:
 def _scale_learning_rate(optimizer: Any) -> Any:
     """Scale the optimizer's rate by a factor, which starts at 1, for every read during a step; return the factor."""
     factor = tf.Variable(1.0, trainable=False)
-    plain = keras_internals.learning_rate_method(optimizer)
+    plain = keras_training.learning_rate_method(optimizer)
 
     def scaled() -> Any:
         return tf.convert_to_tensor(plain(), tf.float32) * factor
 
-    keras_internals.replace_learning_rate_method(optimizer, scaled)
+    keras_training.replace_learning_rate_method(optimizer, scaled)
     return factor

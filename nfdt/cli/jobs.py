@@ -22,8 +22,8 @@ from nfdt.cli.options import connection_options, log_to_stderr, open_connection
 from nfdt.cli.process import quiet_start
 from nfdt.cli.table import count_of, format_bytes, render, worker_table
 from nfdt.core.errors import UsageError
-from nfdt.core.program.manifest import Manifest
 from nfdt.core.wire import jobs_pb2 as pb
+from nfdt.model.program.manifest import Manifest
 
 _CliCommand = TypeVar("_CliCommand", bound=Callable[..., Any])
 
@@ -244,7 +244,7 @@ def save(result: JobResult, path: Path, read: Callable[[str], bytes]) -> None:
 def rebuild(result: JobResult, read: Callable[[str], bytes]) -> Any:
     """Rebuild the job's Keras model with its trained weights, optimizer and untrained state."""
     with quiet_start():
-        from nfdt.core.program.unpack import unpack
+        from nfdt.model.program.unpack import unpack
 
     model = unpack(Manifest(result.manifest), read, allow_code=False)
     if model.optimizer is not None:

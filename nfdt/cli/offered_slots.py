@@ -5,45 +5,34 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
-from collections.abc import Callable
 
 import grpc
 from nfdt_client.connection import JobsClient
 
-from nfdt.core.errors import JobFailed, ServerUnreachable
+from nfdt.core.errors import JobFailed
 from nfdt.core.wire import workers_pb2, workers_pb2_grpc
 from nfdt.core.wire.channel import open_channel
 from nfdt.core.wire.status import translate
-from nfdt.core.work.slot_connection import Patience
+from nfdt.core.work.patience import Patience
 from nfdt.launch.processes import LocalLauncher
 from nfdt.launch.slot_process import SlotOptions
 
 _log = logging.getLogger(__name__)
 
 LAUNCHER_POLL_S = 0.5
-RETRY_S = 0.5
 REPORT_S = 5.0
 
 
-def wait_for_server(options: SlotOptions, timeout_s: float, *, sleep: Callable[[float], None] = time.sleep) -> None:
+def wait_for_server(options: SlotOptions, timeout_s: float) -> None:
     """Return once the server answers and accepts the token.
 
     Raises:
         ServerUnreachable: it did not answer within ``timeout_s`` seconds.
         AuthenticationFailed: it does not accept the token.
     """
-    deadline = time.monotonic() + timeout_s
-    connection = JobsClient(options.server, options.token, **options.tls)
+    connection = JobsClient(options.server, options.token, **options.tls, reconnect_s=timeout_s)
     try:
-        while True:
-            try:
-                connection.describe()
-                return
-            except ServerUnreachable:
-                if time.monotonic() >= deadline:
-                    raise
-                sleep(RETRY_S)
+        connection.persist(connection.describe)
     finally:
         connection.close()
 

@@ -15,16 +15,16 @@ from nfdt_client.options import Options
 from nfdt_client.session import Session
 
 from nfdt.cli.process import quiet_start
-from nfdt.core import keras_internals
 from nfdt.core.clock import Clock, SystemClock
-from nfdt.core.program import unpack
-from nfdt.core.program.pack import PackedProgram
-from nfdt.core.program.state import load_state
 from nfdt.core.specs.job import ClusterSpec, resolve_algorithm
 from nfdt.core.specs.presets import DEFAULT_PRESET
-from nfdt.core.training.epoch_timer import EpochTimer
-from nfdt.core.training.host_batches import leaves, map_arrays, rows_of
-from nfdt.core.training.steps import make_step
+from nfdt.model.keras_internals import data as keras_data
+from nfdt.model.program import unpack
+from nfdt.model.program.pack import PackedProgram
+from nfdt.model.program.state import load_state
+from nfdt.model.training.host_batches import leaves, map_arrays, rows_of
+from nfdt.model.training.plain_training import EpochTimer
+from nfdt.model.training.steps import make_step
 from nfdt.planning.calibration import MeasuredEpochs, MeasuredWorker, Profile, measured_worker
 from nfdt.schedulers import StepTime
 from nfdt.shard.building import build_store
@@ -144,7 +144,7 @@ class RepeatedBatch:
     def arguments(self, timer: EpochTimer) -> dict[str, Any]:
         """Return the arguments of ``fit``."""
         data = map_arrays(lambda array: np.tile(array, (self.steps, *(1,) * (array.ndim - 1))), self.batch)
-        x, y, sample_weight = keras_internals.unpack_batch(data)
+        x, y, sample_weight = keras_data.unpack_batch(data)
         names = {"x": x, "y": y, "sample_weight": sample_weight, "batch_size": rows_of(self.batch)}
         return {**names, "epochs": 1 + MOST_EPOCHS, "shuffle": False, "verbose": 0, "callbacks": [timer]}
 

@@ -100,7 +100,7 @@ def simulated_fits(
     require_backend((TENSORFLOW, "jax"), "simulations compute")
     with quiet_start():
         from nfdt.cli.simulated import SimulatedSession
-        from nfdt.core.training.reset_keras import reset_keras
+        from nfdt.model.training.plain_training import reset_keras
         from nfdt.simulate.results import result_of
 
         reset_keras(seed)

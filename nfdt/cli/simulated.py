@@ -22,12 +22,12 @@ from nfdt_client.training_data import Arrays, Stream
 from nfdt.cli.profiling import RepeatedBatch, plain_epochs, profile, worker_epochs
 from nfdt.cli.script import Script, run_script
 from nfdt.core.errors import UsageError
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.pack import PackedProgram, pack
-from nfdt.core.program.unpack import unpack
 from nfdt.core.specs.job import ClusterSpec
-from nfdt.core.training.data import encode_batch
-from nfdt.core.training.host_batches import rows_of
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.pack import PackedProgram, pack
+from nfdt.model.program.unpack import unpack
+from nfdt.model.training.data import encode_batch
+from nfdt.model.training.host_batches import rows_of
 from nfdt.planning.calibration import Profile, ProfiledWork
 from nfdt.simulate.cluster import ClusterDescription
 from nfdt.simulate.job import SimulatedJob

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nfdt.consistency.base import ConsistencyPolicy
-from nfdt.consistency.policies import Barrier, BoundedStaleness, Free, Softsync
+from nfdt.consistency.policies import Barrier, BoundedStaleness, Free, Rounds, Softsync
 from nfdt.core.specs.algorithm import AlgorithmSpec
 
-__all__ = ["POLICIES", "Barrier", "ConsistencyPolicy", "Free", "make_policy"]
+__all__ = ["POLICIES", "Barrier", "ConsistencyPolicy", "Free", "Rounds", "make_policy"]
 
 POLICIES: dict[str, Callable[[AlgorithmSpec], ConsistencyPolicy]] = {
     "bsp": lambda spec: Barrier(),

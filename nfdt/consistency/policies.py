@@ -16,6 +16,13 @@ class Free(ConsistencyPolicy):
     facts = CONSISTENCY_FACTS[name]
 
 
+class Rounds(Free):
+    """Free policy with leases of the steps between two reports: a group's push, or a commit of elastic ranks."""
+
+    def __init__(self, steps: int) -> None:
+        self.lease_limit: int | None = steps
+
+
 class Barrier(ConsistencyPolicy):
     """Policy of rounds of M local batches; the next round is leased when all batches of the last are finished.
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nfdt.core.specs.job import EpochProgress, JobSpec
-from nfdt.core.training.metric_states import merge_metric_states
 from nfdt.core.work.instructions import Supply
+from nfdt.model.training.metric_states import merge_metric_states
 from nfdt.schedulers import (
     FedTasks,
     LeaseBook,

@@ -9,8 +9,8 @@ from nfdt.coordinator.membership import Membership
 from nfdt.coordinator.phases import Collecting, Phase, Summarising, Validating
 from nfdt.coordinator.training import TrainingPhase
 from nfdt.coordinator.untrained import StateMerger
-from nfdt.core.training.metric_states import merge_metric_states
 from nfdt.core.work.instructions import CallbackDecision, FlushShards, Summarise, Summary
+from nfdt.model.training.metric_states import merge_metric_states
 from nfdt.schedulers import LeaseBook
 
 

@@ -6,73 +6,63 @@ For the coordinator an allreduce ring, and each group of ranks, is one worker wi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
-from nfdt.consistency import Barrier, ConsistencyPolicy, Free, make_policy
+from nfdt.consistency import Barrier, ConsistencyPolicy, Free, Rounds, make_policy
+from nfdt.core.specs.axis_facts import TOPOLOGY_FACTS, TopologyFacts
 from nfdt.core.specs.job import JobSpec
 
 
-class Rounds(Free):
-    """Free policy with leases of the steps between two reports: a group's push, or a commit of elastic ranks."""
-
-    def __init__(self, steps: int) -> None:
-        self.lease_limit: int | None = steps
-
-
-class TopologyView(Protocol):
+class TopologyView:
     """Pure properties of one topology.
 
     Attributes:
-        launched: Whether the server launches the workers as ranks of Horovod, instead of using registered slots.
-        pushes: Whether workers push to shards. Otherwise each worker holds the optimizer, and rank 0 serves the state.
-        forms_groups: Whether the ranks are divided into groups, which are found by measurement.
+        facts: Those that packages without access to the policies read too.
     """
 
-    launched: bool
-    pushes: bool
-    forms_groups: bool
+    facts: TopologyFacts
+
+    @property
+    def launched(self) -> bool:
+        """Whether the server launches the workers as ranks of Horovod, instead of using registered slots."""
+        return not self.facts.flat
+
+    @property
+    def pushes(self) -> bool:
+        """Whether workers push to shards; otherwise each worker holds the optimizer, and rank 0 serves the state."""
+        return not self.facts.allreduce
+
+    @property
+    def forms_groups(self) -> bool:
+        """Whether the ranks are divided into groups, which are found by measurement."""
+        return self.facts.grouped
 
     def slots_wanted(self, spec: JobSpec) -> int:
-        """Return the number of worker slots that the job takes from the pool before it begins."""
-        ...
+        """Return the number of worker slots that the job takes from the pool before it begins: one per worker."""
+        return spec.cluster.workers
 
     def effective_spec(self, spec: JobSpec, *, groups: int = 1, ranks: int | None = None) -> JobSpec:
-        """Return the specification for the coordinator.
+        """Return the specification for the coordinator, the job unless ranks stand for one worker.
 
         Args:
             spec: The job.
             groups: Number of groups, if the topology forms groups.
             ranks: Number of ranks of one allreduce ring; None: the number that the job requests.
         """
-        ...
-
-    def policy(self, spec: JobSpec) -> ConsistencyPolicy:
-        """Return the consistency policy between the workers of the coordinator."""
-        ...
-
-    def may_form_groups(self, spec: JobSpec) -> bool:
-        """Whether the workers of the job may form groups between two epochs; the batches stay the same."""
-        ...
-
-
-class FlatView:
-    """Independent workers that push to shards."""
-
-    launched = False
-    pushes = True
-    forms_groups = False
-
-    def slots_wanted(self, spec: JobSpec) -> int:
-        """Return one slot per worker."""
-        return spec.cluster.workers
-
-    def effective_spec(self, spec: JobSpec, *, groups: int = 1, ranks: int | None = None) -> JobSpec:
-        """Return the job unchanged."""
         return spec
 
     def policy(self, spec: JobSpec) -> ConsistencyPolicy:
-        """Policy that the algorithm names."""
+        """Return the consistency policy between the workers of the coordinator, that which the algorithm names."""
         return make_policy(spec.algorithm)
+
+    def may_form_groups(self, spec: JobSpec) -> bool:
+        """Whether the workers of the job may form groups between two epochs; the batches stay the same."""
+        return False
+
+
+class FlatView(TopologyView):
+    """Independent workers that push to shards."""
+
+    facts = TOPOLOGY_FACTS["flat"]
 
     def may_form_groups(self, spec: JobSpec) -> bool:
         """Whether the job plans its topology and trains whole epochs of arrays."""
@@ -80,12 +70,10 @@ class FlatView:
         return whole and spec.algorithm.plan == "topology"
 
 
-class AllreduceView:
+class AllreduceView(TopologyView):
     """All ranks in one allreduce ring, which is one worker with the global batch."""
 
-    launched = True
-    pushes = False
-    forms_groups = False
+    facts = TOPOLOGY_FACTS["ring"]
 
     def slots_wanted(self, spec: JobSpec) -> int:
         """Return 1, the slot of rank 0."""
@@ -104,17 +92,11 @@ class AllreduceView:
             return Barrier(parts=spec.cluster.workers)
         return Rounds(spec.cluster.commit_steps) if spec.cluster.elastic else Free()
 
-    def may_form_groups(self, spec: JobSpec) -> bool:
-        """Never."""
-        return False
 
-
-class GroupsView:
+class GroupsView(TopologyView):
     """Groups of ranks, synchronous within a group and asynchronous between groups; each group is one worker."""
 
-    launched = True
-    pushes = True
-    forms_groups = True
+    facts = TOPOLOGY_FACTS["groups"]
 
     def slots_wanted(self, spec: JobSpec) -> int:
         """Return 0: the slots of the leaders register when their groups have started."""
@@ -128,11 +110,7 @@ class GroupsView:
         """Return the algorithm's policy; a group that pushes weight differences leases a round of steps."""
         if spec.algorithm.outer == "delta":
             return Rounds(spec.algorithm.local_steps)
-        return make_policy(spec.algorithm)
-
-    def may_form_groups(self, spec: JobSpec) -> bool:
-        """Return False: the groups are already formed."""
-        return False
+        return super().policy(spec)
 
 
 FLAT, ALLREDUCE, GROUPS = FlatView(), AllreduceView(), GroupsView()

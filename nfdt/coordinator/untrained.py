@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nfdt.core.errors import ShapeMismatch
-from nfdt.core.training.merge import (
+from nfdt.model.training.merge import (
     MOST_GIVEN_BYTES,
     Array,
     WorkerState,

@@ -13,8 +13,6 @@ from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.errors import ProtocolError
 from nfdt.core.jobs.admission import read_manifest
 from nfdt.core.jobs.artifacts import ArtifactStore
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.state import dump_state_parts, load_state
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.artifacts import artifact_names
@@ -30,6 +28,8 @@ from nfdt.jobserver.shard_clients import ShardClients
 from nfdt.jobserver.topologies import topology_class
 from nfdt.jobserver.topologies.base import Topology
 from nfdt.jobserver.topologies.shard_recovery import ShardRecovery
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.state import dump_state_parts, load_state
 
 
 def merger_of(manifest: Manifest, artifacts: ArtifactStore) -> StateMerger:

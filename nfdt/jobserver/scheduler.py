@@ -14,7 +14,6 @@ from nfdt.core.errors import NfdtError, ServerUnreachable, UsageError
 from nfdt.core.jobs.feed import BatchFeed
 from nfdt.core.jobs.job_record import is_terminal
 from nfdt.core.jobs.runner import JobMeasures, RegisteredSlot, SlotCounts
-from nfdt.core.program.manifest import Manifest
 from nfdt.core.sharding import count_shards
 from nfdt.core.specs.job import EpochProgress, JobSpec, check_groups, parse_job
 from nfdt.core.wire import jobs_pb2 as pb
@@ -28,6 +27,7 @@ from nfdt.jobserver.ring_makers import takes_slots
 from nfdt.jobserver.topologies import topology_class
 from nfdt.jobserver.topologies.base import Topology
 from nfdt.jobserver.topologies.slot_supply import SlotNeed
+from nfdt.model.program.manifest import Manifest
 
 _log = logging.getLogger(__name__)
 

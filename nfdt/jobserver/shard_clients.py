@@ -16,8 +16,6 @@ import grpc
 from nfdt.core.arrays.layout import Array, ParameterLayout
 from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
 from nfdt.core.errors import ProtocolError, ShapeMismatch
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.state import State
 from nfdt.core.sharding.plan import StateCut
 from nfdt.core.sharding.records import closed_round_of, join_records
 from nfdt.core.wire import shards_pb2 as pb
@@ -25,6 +23,8 @@ from nfdt.core.wire import shards_pb2_grpc
 from nfdt.core.wire.channel import CHUNK_BYTES, DATA_BYTES, is_loopback, open_channel, split_address
 from nfdt.core.wire.status import translated
 from nfdt.core.work.tasks import TaskNumbers
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.state import State
 
 CALL_TIMEOUT_S = 60.0
 STATE_TIMEOUT_S = 600.0

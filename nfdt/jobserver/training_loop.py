@@ -8,12 +8,12 @@ from typing import Any
 
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.core.errors import JobCancelled, JobFailed
-from nfdt.core.program.state import dump_state, load_state
 from nfdt.core.specs.callbacks import CallbacksSpec
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.effects import EffectHandler, carry_out
 from nfdt.jobserver.job_core import ActiveTraining, JobCore
 from nfdt.jobserver.job_results import JobResults
+from nfdt.model.program.state import dump_state, load_state
 
 TICK_S = 1.0
 LATE_S = 5.0  # pause between two ticks after which this server is assumed to have been suspended

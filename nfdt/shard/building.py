@@ -11,12 +11,12 @@ import numpy as np
 from nfdt.consistency import ConsistencyPolicy, make_policy
 from nfdt.core.arrays.layout import Array, ParameterLayout, Run
 from nfdt.core.arrays.table_rows import TableLayout
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.state import State
 from nfdt.core.sharding import GLOBAL, ShardPlan, make_plan, sparse_tables
 from nfdt.core.sharding.records import part_of_records, to_tree
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.work.spans import SpanRing
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.state import State
 from nfdt.shard.backup_formats import format_for
 from nfdt.shard.engine import Engine
 from nfdt.shard.kept_engine import EngineTerms, KeptEngine

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.algorithm import AlgorithmSpec
+from nfdt.model.program.manifest import Manifest
 from nfdt.shard.engine import Engine
 
 OTHER = "other"

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nfdt.core.errors import UsageError
-from nfdt.core.keras_internals import set_path, set_weight_decay_use
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.optimizer import set_attributes
 from nfdt.core.sharding import GLOBAL, ShardPlan
+from nfdt.model.keras_internals.training import set_path, set_weight_decay_use
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.optimizer import set_attributes
 from nfdt.shard.optimizer_state import OptimizerPart, joined
 from nfdt.update_rules.base import OptimizerTraits
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nfdt.core.errors import ShapeMismatch
-from nfdt.core.program.manifest import Manifest
 from nfdt.core.sharding import OptimizerSlot, ShardPlan
+from nfdt.model.program.manifest import Manifest
 from nfdt.update_rules.base import OptimizerTraits
 
 Array = npt.NDArray[Any]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.state import State
 from nfdt.core.specs.algorithm import AlgorithmSpec
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.state import State
 
 
 def pushes_differences(algorithm: AlgorithmSpec) -> bool:

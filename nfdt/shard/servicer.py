@@ -14,8 +14,6 @@ from nfdt.codecs import Codec, make_encoders
 from nfdt.core.arrays.layout import Array
 from nfdt.core.arrays.safetensors_io import dump_parts
 from nfdt.core.errors import ProtocolError, UsageError
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.state import WEIGHTS, State, load_state
 from nfdt.core.sharding import ShardPlan, make_plan
 from nfdt.core.sharding.records import to_arrays
 from nfdt.core.specs.algorithm import AlgorithmSpec
@@ -27,6 +25,8 @@ from nfdt.core.wire.job_token import worker_of
 from nfdt.core.wire.shards_pb2 import AdminReply, AdminRequest, OpenReply, OpenRequest, ReadRequest, StateChunk
 from nfdt.core.wire.status import answering
 from nfdt.core.work.spans import SpanRing
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.state import WEIGHTS, State, load_state
 from nfdt.shard.buffers import BufferPool
 from nfdt.shard.building import Store, build_store
 from nfdt.shard.exchange import WorkerExchange

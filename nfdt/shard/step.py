@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nfdt.core import keras_internals
+from nfdt.model.keras_internals import training as keras_training
 from nfdt.shard.engine import Vector
 from nfdt.shard.engine_ops import EngineOps
 from nfdt.shard.optimizer import BuiltOptimizer, replaced
@@ -71,7 +71,7 @@ class FusedStep:
 
     def updates(self) -> Any:
         """Return the number of updates that the optimizer has applied, 0-d float32."""
-        return self._ops.number(keras_internals.own_iterations(self._optimizer).value)
+        return self._ops.number(keras_training.own_iterations(self._optimizer).value)
 
     def _rate(self) -> Any:
         return self._ops.number(self._optimizer.learning_rate)
@@ -81,13 +81,13 @@ class FusedStep:
         optimizer = self._optimizer
         if not optimizer.weight_decay:
             return None
-        rates = [optimizer.weight_decay * keras_internals.uses_weight_decay(optimizer, v) for v in self._variables]
+        rates = [optimizer.weight_decay * keras_training.uses_weight_decay(optimizer, v) for v in self._variables]
         return self.joined([rate * variable.value for rate, variable in zip(rates, self._variables, strict=True)])
 
     def _clip(self, gradient: Vector) -> Vector:
         if self._optimizer.gradient_accumulation_steps:  # Keras clips the accumulated gradient
             return gradient
-        return self.joined(keras_internals.clipped(self._optimizer, self._split(gradient)))
+        return self.joined(keras_training.clipped(self._optimizer, self._split(gradient)))
 
     def _push(self, gradient: Vector, backup: Any, staleness: Any) -> Push:
         base = self._ops.decompress(backup[0]) if backup else gradient
@@ -144,7 +144,7 @@ class FusedStep:
     def _move(self, gradient: Vector, scale: Any, shard: RuleState) -> RuleState:
         """Update the variables by one Keras ``apply``; return the rule's new state."""
         optimizer, before, moved = self._optimizer, self.flat(), shard
-        rate_of = keras_internals.learning_rate_method(optimizer)
+        rate_of = keras_training.learning_rate_method(optimizer)
 
         def advance(gradients: list[Any], variables: list[Any], learning_rate: Any) -> None:
             nonlocal moved
@@ -158,14 +158,14 @@ class FusedStep:
             taken = self._rule.lessened(self._ops, self._decay(), shard)
             self.assign(self._variables, self.flat() - self._rate() * taken)
 
-        methods: dict[str, Any] = {keras_internals.RATE_METHOD: lambda: self._ops.number(rate_of()) * scale}
+        methods: dict[str, Any] = {keras_training.RATE_METHOD: lambda: self._ops.number(rate_of()) * scale}
         if not optimizer.gradient_accumulation_steps:
-            methods[keras_internals.CLIP_METHOD] = lambda gradients: gradients
+            methods[keras_training.CLIP_METHOD] = lambda gradients: gradients
         if self._rule.owns_optimizer:
-            methods[keras_internals.UPDATE_METHOD] = advance
-            methods[keras_internals.DECAY_METHOD] = lambda variables: None
+            methods[keras_training.UPDATE_METHOD] = advance
+            methods[keras_training.DECAY_METHOD] = lambda variables: None
         elif optimizer.weight_decay and self._rule.lessens_decay:
-            methods[keras_internals.DECAY_METHOD] = decay
+            methods[keras_training.DECAY_METHOD] = decay
         with replaced(optimizer, **methods):
             optimizer.apply(self._split(gradient), self._variables)
         if self._rule.owns_optimizer:

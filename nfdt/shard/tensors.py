@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from nfdt.core.training.direct_call import Graph, of_leaves
+from nfdt.model.backends.direct_call import Graph, of_leaves
 from nfdt.shard.engine import AnchoredBf16, Vector
 
 _log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class Compiled:
     """Function compiled by XLA; if XLA cannot compile it (an unusual optimizer), it runs as a plain graph.
 
     Every call must pass pytrees of tensors with the same structure, shapes and types. The single graph is called
-    directly, see :mod:`nfdt.core.training.direct_call`.
+    directly, see :mod:`nfdt.model.backends.direct_call`.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:

@@ -15,12 +15,12 @@ from nfdt.coordinator.topology_view import view_of
 from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.errors import JobFailed
 from nfdt.core.events import Event
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.state import State, load_state
 from nfdt.core.sharding import count_shards
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.effects import carry_out
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.state import State, load_state
 from nfdt.schedulers.task_policies import make_task_policy
 from nfdt.shard.outer import pushes_differences
 from nfdt.simulate.client import VirtualClient, Way

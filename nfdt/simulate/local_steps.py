@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from nfdt.core.arrays.layout import Array
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.state import State
 from nfdt.core.sharding import make_plan
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.tasks import Task
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.state import State
 from nfdt.simulate.events import ActivitySteps
 from nfdt.simulate.worker import SimulatedWorker
 from nfdt.transport.base import Pulled

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from nfdt.coordinator.topology_view import view_of
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.state import State
 from nfdt.core.sharding import count_shards
 from nfdt.core.sharding.plan import StateCut
 from nfdt.core.specs.job import JobSpec
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.state import State
 from nfdt.shard.building import Store, build_store
 from nfdt.shard.messages import DeltaRequest, Gradient, Reply
 from nfdt.shard.outer import pushes_differences, served_program

@@ -18,13 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nfdt.core.arrays.layout import Array
-from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import JobSpec
-from nfdt.core.training import data, merge, steps
-from nfdt.core.training.job_model import JobModel, samples_of
-from nfdt.core.training.lanes import GradientLane
-from nfdt.core.training.untrained_state import UntrainedState
 from nfdt.core.work import instructions as ins
+from nfdt.model.backends.contract import current
+from nfdt.model.backends.lanes import GradientLane
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.training import data, merge, steps
+from nfdt.model.training.job_model import JobModel, samples_of
+from nfdt.model.training.untrained_state import UntrainedState
 from nfdt.schedulers import Task
 from nfdt.simulate.pending import PendingGradients, shares_of
 from nfdt.transport.base import Pulled
@@ -67,7 +68,7 @@ class Trainer:
         self._job = JobModel(spec, manifest, read, lambda name: data.decode_npy(read(name)))
         self.layout = self._job.layout
         self._step = steps.make_step(self._job.model, manifest)
-        lanes = steps.default_lanes() if lanes is None else lanes
+        lanes = current().lanes if lanes is None else lanes
         batched = steps.batched_step(self._step) if lanes > 1 else None
         self._pending = PendingGradients(batched, self._job, lanes) if batched is not None else None
         self._evaluate = steps.evaluation_step(self._job.model, self.layout)

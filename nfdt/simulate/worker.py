@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from nfdt.core.specs.job import JobSpec
-from nfdt.core.training.job_model import samples_of
-from nfdt.core.training.ring_rate import ring_rate
 from nfdt.core.work import instructions as ins
+from nfdt.model.training.job_model import samples_of
+from nfdt.model.training.ring_rate import ring_rate
 from nfdt.schedulers import Task
 from nfdt.schedulers.proportions import proportional_split
 from nfdt.simulate.client import VirtualClient

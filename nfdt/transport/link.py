@@ -15,7 +15,7 @@ from nfdt.core.errors import NfdtError, ProtocolError, ServerUnreachable, error_
 from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, ERROR, WEIGHTS, Frame
 from nfdt.core.wire.shared_memory import Offer
 from nfdt.core.wire.status import translate
-from nfdt.core.work.slot_connection import Patience
+from nfdt.core.work.patience import Patience
 from nfdt.transport.call import ShardAnswer, ShardCall, ShardRequest
 from nfdt.transport.emulated_link import EmulatedLink
 from nfdt.transport.shard_connector import ShardConnector

@@ -20,7 +20,7 @@ from nfdt.core.arrays.table_rows import RowVector
 from nfdt.core.wire.channel import split_address
 from nfdt.core.wire.shards_pb2 import PULL, PUSH, WEIGHTS, Frame
 from nfdt.core.wire.shared_memory import is_this_machine
-from nfdt.core.work.slot_connection import Patience
+from nfdt.core.work.patience import Patience
 from nfdt.transport.base import Pulled, Pushed, PushOptions, Vector, check_gradient, shard_bounds
 from nfdt.transport.call import ShardAnswer, ShardRequest
 from nfdt.transport.choice import CodecChoice

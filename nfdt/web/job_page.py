@@ -13,9 +13,9 @@ from nfdt.core.errors import NfdtError
 from nfdt.core.jobs.admission import read_manifest
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.job_record import JobRecord
-from nfdt.core.program.state import load_state
 from nfdt.core.specs.job import JobSpec, parse_job
 from nfdt.core.work.statistics import split_by_rank
+from nfdt.model.program.state import load_state
 
 
 def describe_job(record: JobRecord, spec: JobSpec, places: Mapping[str, int]) -> dict[str, Any]:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from nfdt.core.arrays.layout import Array
-from nfdt.core.training.host_batches import rows_of
-from nfdt.core.training.job_model import JobModel
-from nfdt.core.training.predict import OUTPUT_BYTES, PredictStep, dump_outputs
-from nfdt.core.training.steps import EvaluationStep
 from nfdt.core.work import instructions as ins
+from nfdt.model.training.host_batches import rows_of
+from nfdt.model.training.job_model import JobModel
+from nfdt.model.training.predict import OUTPUT_BYTES, PredictStep, dump_outputs
+from nfdt.model.training.steps import EvaluationStep
 
 
 class Evaluation:

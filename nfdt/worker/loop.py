@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from nfdt.core.arrays.table_rows import RowVector
-from nfdt.core.training.metric_states import numbers
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.spans import COMPUTE, END_OF_EPOCH, EVALUATE, EXCHANGE, LEASE, LEASES
 from nfdt.core.work.statistics import WorkerStatistics
 from nfdt.core.work.tasks import Task
+from nfdt.model.training.metric_states import numbers
 from nfdt.worker.driver import LoopDriver, Step, Want
 from nfdt.worker.pipeline import ShardsMoved
 

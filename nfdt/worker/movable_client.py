@@ -13,7 +13,7 @@ from typing import Any, Protocol, Unpack
 
 from nfdt.core.errors import AuthenticationFailed
 from nfdt.core.work import instructions as ins
-from nfdt.core.work.slot_connection import Patience
+from nfdt.core.work.patience import Patience
 from nfdt.transport.base import ParameterClient, PendingPush, Pulled, Pushed, PushOptions, Vector
 from nfdt.worker.pipeline import ShardsMoved
 

@@ -6,11 +6,11 @@ import logging
 
 from nfdt.core.arrays.safetensors_io import load_arrays
 from nfdt.core.host.start_log import note_start
-from nfdt.core.program.code import load_code
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.state import load_state
 from nfdt.core.specs.job import parse_job
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.model.program.code import load_code
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.state import load_state
 from nfdt.shard.kept_engine import KeptEngine
 from nfdt.shard.servicer import start_shard
 from nfdt.worker.assignment_context import AssignmentContext

@@ -5,18 +5,19 @@ from __future__ import annotations
 import logging
 
 from nfdt.core.host.start_log import note_start
-from nfdt.core.program.manifest import Manifest
 from nfdt.core.sharding import sparse_tables
 from nfdt.core.specs.job import parse_job
-from nfdt.core.training.steps import BuiltProgram
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
-from nfdt.core.work.slot_connection import NextCalls, Patience
+from nfdt.core.work.patience import Patience
+from nfdt.core.work.slot_connection import NextCalls
+from nfdt.model.backends.contract import current
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.training.steps import BuiltProgram
 from nfdt.transport.choice import make_choice
 from nfdt.transport.emulated_link import make_link
 from nfdt.transport.stream import StreamClient
 from nfdt.worker.assignment_context import AssignmentContext
-from nfdt.worker.devices import limit_threads, seed_generator
 from nfdt.worker.movable_client import MovableClient
 from nfdt.worker.worker import Worker
 
@@ -36,8 +37,9 @@ def run_worker(
     Returns:
         Program that the next job may use again; None if it must not.
     """
-    limit_threads(assignment.threads)
-    seed_generator(assignment.index)
+    if assignment.threads:
+        current().limit_threads(assignment.threads)
+    current().seed_worker(assignment.index)
     spec = parse_job(assignment.spec_json)
     reader = context.open_artifacts(assignment.job_id, assignment.artifact_dir, spec)
     manifest = Manifest.from_bytes(reader.read(spec.program))

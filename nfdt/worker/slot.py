@@ -31,7 +31,6 @@ from nfdt.core.wire.status import translated
 from nfdt.core.work.messages import read_move
 from nfdt.core.work.slot_connection import GRACE_S, PATIENCE_S, SlotStream, describe_failure, make_hello
 from nfdt.worker.assignment_context import AssignmentContext
-from nfdt.worker.devices import share_gpus
 from nfdt.worker.job_output import collected_output
 from nfdt.worker.movable_client import ShardMoves
 from nfdt.worker.planned_end import PlannedEnd
@@ -94,7 +93,9 @@ class SlotProcess:
         _require_modules(self._role)
         note_start(self._name, "has imported")
         if self._role == "worker":
-            share_gpus()
+            from nfdt.model.backends.contract import current  # imports Keras, which takes seconds
+
+            current().share_gpus()
         listener = threading.Thread(target=self._listen, name="assignments", daemon=True)
         listener.start()
         self._end.call_on_request(self._drain)

@@ -18,21 +18,22 @@ import numpy as np
 from nfdt.core.arrays.layout import Array
 from nfdt.core.arrays.table_rows import RowVector
 from nfdt.core.host.start_log import note_start
-from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.emulation import Emulation
 from nfdt.core.specs.job import JobSpec
-from nfdt.core.training import steps
-from nfdt.core.training.data import RowArray
-from nfdt.core.training.job_model import JobModel
-from nfdt.core.training.metric_states import numbers
-from nfdt.core.training.sources import RowTaker
-from nfdt.core.training.steps import BuiltProgram, PreparedBatch, is_reusable
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.heartbeat import Heartbeat
 from nfdt.core.work.messages import read_instruction, to_request
 from nfdt.core.work.spans import WAIT, SpanRing
 from nfdt.core.work.tasks import Task
+from nfdt.model.backends.contract import PreparedBatch
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.training import steps
+from nfdt.model.training.data import RowArray
+from nfdt.model.training.job_model import JobModel
+from nfdt.model.training.metric_states import numbers
+from nfdt.model.training.sources import RowTaker
+from nfdt.model.training.steps import BuiltProgram, is_reusable
 from nfdt.transport.base import Pulled
 from nfdt.worker.driver import LoopDriver, Step
 from nfdt.worker.evaluation import Evaluation

@@ -13,11 +13,11 @@ import tensorflow as tf
 
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.errors import ProtocolError
-from nfdt.core.program.batch_tensors import to_tensor
-from nfdt.core.program.building import blank_batch, describe_batch
-from nfdt.core.training.data import decode_batch, encode_batch
-from nfdt.core.training.direct_call import components_of
-from nfdt.core.training.host_batches import as_batch, rows_of
+from nfdt.model.backends.contract import to_tensor
+from nfdt.model.backends.direct_call import components_of
+from nfdt.model.program.building import blank_batch, describe_batch
+from nfdt.model.training.data import decode_batch, encode_batch
+from nfdt.model.training.host_batches import as_batch, rows_of
 
 DENSE = np.arange(24, dtype="f4").reshape(6, 4) % 5
 WORDS = tf.ragged.constant([[1, 2], [], [3], [4, 5, 6], [], [7]])

@@ -84,6 +84,11 @@ def test_prediction_equals_keras(report):
     np.testing.assert_allclose(tried, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_a_prepared_batch_knows_its_samples_also_if_it_is_sparse(report):
+    found = report["prepared"]
+    assert set(found["samples"]) == {8} != {found["elements"]}
+
+
 def test_a_model_beyond_its_configuration_arrives_by_value(report):
     assert report["by_value"] == {"by_value": True, "extra": 2}
 

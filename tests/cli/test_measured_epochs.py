@@ -13,7 +13,7 @@ import pytest
 from nfdt.cli.profiling import LEAST_STEPS, MOST_BYTES, MOST_EPOCHS, RepeatedBatch, plain_epochs
 from nfdt.core.arrays.composite import SparseArray
 from nfdt.core.clock import ManualClock
-from nfdt.core.training.epoch_timer import EpochTimer
+from nfdt.model.training.plain_training import EpochTimer
 
 BATCH = (np.ones((4, 3), "float32"), np.zeros((4, 1), "float32"), None)
 

@@ -12,7 +12,7 @@ import pytest
 
 from nfdt.cli.profiling import MOST, WARM_UP, measure, measure_step, profile
 from nfdt.core.clock import ManualClock
-from nfdt.core.program.pack import pack
+from nfdt.model.program.pack import pack
 
 
 class Machine:

@@ -15,10 +15,10 @@ from nfdt_client.training_data import Arrays, Stream
 
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.errors import CaptureError, UsageError
-from nfdt.core.program.batch_tensors import to_tensor
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.training.direct_call import components_of
-from nfdt.core.training.host_batches import as_batch
+from nfdt.model.backends.contract import to_tensor
+from nfdt.model.backends.direct_call import components_of
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.training.host_batches import as_batch
 
 keras = pytest.importorskip("keras")
 pandas = pytest.importorskip("pandas")

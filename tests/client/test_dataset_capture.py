@@ -10,9 +10,9 @@ from nfdt_client.dataset_capture import ship
 from nfdt_client.dataset_flow import Unshippable
 
 from nfdt.core.errors import ProtocolError, UnreadableData
-from nfdt.core.training.dataset_graph import DatasetGraph
-from nfdt.core.training.dataset_run import DatasetRun, check_files
-from nfdt.core.training.host_batches import as_batch
+from nfdt.model.training.dataset_graph import DatasetGraph
+from nfdt.model.training.dataset_run import DatasetRun, check_files
+from nfdt.model.training.host_batches import as_batch
 from nfdt.schedulers.pulled import RowSplits
 
 N = 500

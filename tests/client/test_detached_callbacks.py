@@ -11,13 +11,13 @@ from nfdt_client import decorator
 
 from nfdt.core.errors import CaptureError, UsageError
 from nfdt.core.jobs.names import differences, identity_of
-from nfdt.core.program.code import load_objects
-from nfdt.core.program.manifest import Manifest
+from nfdt.model.program.code import load_objects
+from nfdt.model.program.manifest import Manifest
 from tests.support.fake_server import TOKEN
 
 keras = pytest.importorskip("keras")
 
-from nfdt.core.training.epoch_callbacks import SCHEDULE  # noqa: E402
+from nfdt.model.training.epoch_callbacks import SCHEDULE  # noqa: E402
 
 X, Y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
 

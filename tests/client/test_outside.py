@@ -9,7 +9,7 @@ from nfdt_client.outside import ChangedData, Outside
 from nfdt_client.training_data import Indexed, Stream, read
 
 from nfdt.core.errors import UnreadableData
-from nfdt.core.program.shipped_data import LARGE_BYTES, load_source
+from nfdt.model.program.shipped_data import LARGE_BYTES, load_source
 
 
 @pytest.fixture

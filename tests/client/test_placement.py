@@ -12,7 +12,7 @@ from nfdt_client.options import resolve
 from nfdt_client.specify import specify
 
 from nfdt.core.errors import UnreadableData, UsageError
-from nfdt.core.program.manifest import Manifest
+from nfdt.model.program.manifest import Manifest
 
 keras = pytest.importorskip("keras")
 tf = pytest.importorskip("tensorflow")

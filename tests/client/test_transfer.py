@@ -10,7 +10,7 @@ from nfdt_client.connection import JobsClient
 from nfdt_client.upload import Blob, array_blob, download, upload
 
 from nfdt.core.errors import AuthenticationFailed, CaptureError, ProtocolError, ServerUnreachable, UsageError
-from nfdt.core.training.data import decode_npy
+from nfdt.model.training.data import decode_npy
 from tests.support.fake_server import TOKEN, Job
 
 

@@ -10,9 +10,9 @@ import keras
 import pytest
 
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.program.state import State
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.specs.presets import AXES, PRESETS
+from nfdt.model.program.state import State
 from nfdt.update_rules import RULES
 from tests.support.restored_stores import Shards, check_continuation
 from tests.support.shard_cluster import LAYOUT, Reference

@@ -21,7 +21,7 @@ from nfdt.coordinator import (
 )
 from nfdt.core.errors import ProtocolError
 from nfdt.core.order import order_crc, sample_order
-from nfdt.core.training.merge import decode_arrays
+from nfdt.model.training.merge import decode_arrays
 from tests.support.simulated_cluster import SimulatedCluster, job, started
 
 A, B = "worker-0", "worker-1"

@@ -7,7 +7,7 @@ import pytest
 
 from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.errors import ShapeMismatch
-from nfdt.core.training.merge import MOST_GIVEN_BYTES, decode_arrays, encode_arrays
+from nfdt.model.training.merge import MOST_GIVEN_BYTES, decode_arrays, encode_arrays
 
 RULES = [{"rule": "mean", "decay": None}, {"rule": "given", "decay": None}]
 MEAN, NOTHING, DATA = np.zeros(2, "f4"), np.zeros(0, np.uint8), np.arange(5, dtype=np.uint8)

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 
 from nfdt.coordinator.untrained import StateMerger
-from nfdt.core.training.merge import LARGE_BYTES
-from nfdt.core.training.untrained_state import UntrainedState
+from nfdt.model.training.merge import LARGE_BYTES
+from nfdt.model.training.untrained_state import UntrainedState
 
 RULES = [{"rule": "mean", "decay": None}, {"rule": "mean", "decay": None}]
 FROZEN, MOVING = np.arange(LARGE_BYTES, dtype="f4"), np.zeros(LARGE_BYTES, "f4")

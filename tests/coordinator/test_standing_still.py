@@ -5,8 +5,8 @@ import pytest
 
 from nfdt.coordinator import BeginEpoch, CollectState, TrainingDone, Wait, Work
 from nfdt.core.arrays.safetensors_io import load_arrays
-from nfdt.core.training.merge import decode_arrays
 from nfdt.jobserver.client_control import ClientControl
+from nfdt.model.training.merge import decode_arrays
 from tests.support.simulated_cluster import SimulatedCluster, job
 
 A, B = "worker-0", "worker-1"

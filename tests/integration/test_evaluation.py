@@ -12,8 +12,8 @@ import pytest
 
 from nfdt.core.specs.job import JobSpec, resolve_algorithm
 from nfdt.core.specs.presets import PRESETS
-from nfdt.core.training.metrics import ModelMetrics
-from nfdt.core.training.predict import join_outputs, load_outputs
+from nfdt.model.training.metrics import ModelMetrics
+from nfdt.model.training.predict import join_outputs, load_outputs
 from nfdt.worker import evaluation
 from tests.support.local_cluster import train
 

@@ -10,7 +10,7 @@ import pytest
 from nfdt_client import kept_state
 
 import nfdt
-from nfdt.core.program.state import load_state
+from nfdt.model.program.state import load_state
 
 X, Y = np.ones((256, 4), "float32"), np.ones((256, 1), "float32")
 

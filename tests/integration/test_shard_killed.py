@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from nfdt_client.connection import JobsClient
 
-from nfdt.core.program.state import load_state
 from nfdt.core.specs.presets import DEFAULT_PRESET
+from nfdt.model.program.state import load_state
 from tests.support.scripts import DEADLINE_S, DIGITS, start_server, start_workers, stop, submitted
 
 ROWS = 1797

@@ -13,7 +13,6 @@ from nfdt.core.clock import SystemClock
 from nfdt.core.errors import PolicyRefused
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.store import JobStore
-from nfdt.core.program.state import dump_state, load_state
 from nfdt.core.specs.callbacks import CallbacksSpec
 from nfdt.core.wire import jobs_pb2
 from nfdt.core.work.instructions import CallbackDecision
@@ -21,6 +20,7 @@ from nfdt.jobserver.client_control import ClientControl
 from nfdt.jobserver.job_core import JobCore
 from nfdt.jobserver.mailbox import Mailbox
 from nfdt.jobserver.training_loop import DecisionHandler
+from nfdt.model.program.state import dump_state, load_state
 from tests.support.fakes import DEADLINE_S, of
 
 SAMPLES, STEPS = 12, 3  # batches of 4

@@ -14,12 +14,12 @@ import pytest
 
 from nfdt.core.errors import AuthenticationFailed, PolicyRefused, ProtocolError, UsageError
 from nfdt.core.jobs.artifacts import CHUNK_BYTES, MAX_RANGES
-from nfdt.core.training.data import encode_npy
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire import workers_pb2_grpc
 from nfdt.core.wire.channel import open_channel
 from nfdt.core.work.artifacts import ArtifactReader
 from nfdt.core.work.remote_rows import RemoteRows
+from nfdt.model.training.data import encode_npy
 from tests.support.fakes import DEADLINE_S, TOKEN
 
 

@@ -5,10 +5,10 @@ import pytest
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
 from nfdt.core.errors import ProtocolError, ServerUnreachable, ShapeMismatch
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.state import State
 from nfdt.core.wire import shards_pb2, workers_pb2
 from nfdt.jobserver.shard_clients import GrpcShardClients, connect_shards
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.state import State
 from nfdt.shard.servicer import start_shard
 from tests.support.fakes import LAYOUT, WEIGHTS, FakeShard
 from tests.support.shard_cluster import Reference, gradients, rule_spec

@@ -11,11 +11,11 @@ import pytest
 
 from nfdt.core.errors import JobCancelled, NotStored, ServerUnreachable
 from nfdt.core.jobs.artifacts import ArtifactStore
-from nfdt.core.program.state import State, load_state
 from nfdt.core.work.tasks import TaskNumbers
 from nfdt.jobserver.job_slot import JobSlot, ShardState
 from nfdt.jobserver.shard_clients import ShardSnapshot
 from nfdt.jobserver.topologies.shard_recovery import ShardRecovery
+from nfdt.model.program.state import State, load_state
 from tests.support.restorable_cluster import RestorableCluster
 from tests.support.served_mailbox import DEADLINE_S, ServedMailbox
 from tests.support.simulated_cluster import job

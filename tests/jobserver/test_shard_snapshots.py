@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from nfdt.core.errors import NfdtError, ProtocolError, ServerUnreachable, UsageError
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.state import State
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.wire import shards_pb2, workers_pb2
 from nfdt.jobserver.shard_clients import ShardSnapshot, connect_shards
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.state import State
 from nfdt.shard.messages import Gradient
 from nfdt.shard.servicer import start_shard
 from tests.support.fakes import LAYOUT, WEIGHTS, FakeShard

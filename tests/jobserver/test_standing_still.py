@@ -3,8 +3,8 @@
 import numpy as np
 
 from nfdt.core.arrays.safetensors_io import load_arrays
-from nfdt.core.program.state import dump_state, load_state
 from nfdt.core.wire import jobs_pb2
+from nfdt.model.program.state import dump_state, load_state
 from tests.support.fakes import WEIGHTS, of
 
 

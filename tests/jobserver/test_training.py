@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from nfdt.core.errors import UsageError
-from nfdt.core.program.state import dump_state, load_state
 from nfdt.core.wire import jobs_pb2
+from nfdt.model.program.state import dump_state, load_state
 from tests.support.fakes import DEADLINE_S, WEIGHTS, of
 
 

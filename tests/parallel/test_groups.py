@@ -12,13 +12,13 @@ import hfdt.keras as hvd
 from hfdt.runtime.artifacts import RankArtifacts
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.group_job import GroupJob
-from nfdt.core.program.pack import pack
-from nfdt.core.program.state import load_state
 from nfdt.core.sharding import make_plan
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
-from nfdt.core.training.data import encode_batch
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.tasks import Task
+from nfdt.model.program.pack import pack
+from nfdt.model.program.state import load_state
+from nfdt.model.training.data import encode_batch
 from nfdt.shard.in_process import InProcessClient
 from nfdt.shard.keras_engine import KerasEngine
 from nfdt.shard.optimizer import build_optimizer

@@ -13,10 +13,10 @@ import hfdt.keras as hvd
 from hfdt.runtime.artifacts import RankArtifacts
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.job import RingJob
-from nfdt.core.program.pack import pack
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.tasks import Task
+from nfdt.model.program.pack import pack
 from tests.support.rank_training import CLASSES, FEATURES, assert_equal_on_all_ranks, dense_model
 
 ROWS = 6  # of one rank

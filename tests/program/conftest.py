@@ -7,7 +7,7 @@ import pytest
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
-from nfdt.core.program.manifest import Manifest
+from nfdt.model.program.manifest import Manifest
 
 
 @pytest.fixture
@@ -19,8 +19,8 @@ def batch():
 @pytest.fixture
 def ship():
     """Pack a model and unpack it from the bytes that would be on a disk."""
-    from nfdt.core.program.pack import pack
-    from nfdt.core.program.unpack import unpack
+    from nfdt.model.program.pack import pack
+    from nfdt.model.program.unpack import unpack
 
     def shipped(model, sample):
         packed = pack(model, sample)

@@ -10,9 +10,9 @@ import tensorflow as tf
 from keras import layers
 
 from nfdt.core.errors import ModelMismatch
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.pack import pack
-from nfdt.core.program.unpack import unpack
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.pack import pack
+from nfdt.model.program.unpack import unpack
 from tests.support.models_beyond_config import MODELS, Locked, OfItsMachine, Plain, Random, make
 
 STEPS = 3

@@ -1,5 +1,6 @@
 """Transfer of code by value, between real processes."""
 
+import io
 import json
 import os
 import subprocess
@@ -8,8 +9,9 @@ import sys
 import pytest
 
 from nfdt.core.errors import PolicyRefused, ProtocolError, VersionMismatch
-from nfdt.core.program.code import dump_objects, load_code
-from nfdt.core.program.manifest import Manifest
+from nfdt.model.program.by_value import ObjectUnpickler
+from nfdt.model.program.code import dump_objects, load_code
+from nfdt.model.program.manifest import Manifest
 
 HELPER = """
 FACTOR = 3.0
@@ -42,7 +44,7 @@ model = Net()
 model.compile("adam", lambda y, p: keras.ops.mean((y - p) ** 2) * factor())
 x = np.arange(12, dtype="f4").reshape(3, 4)
 
-from nfdt.core.program.pack import pack
+from nfdt.model.program.pack import pack
 packed = pack(model, (x, np.zeros((3, 2), "f4")))
 out = pathlib.Path({out!r})
 (out / "manifest").write_bytes(packed.manifest_bytes())
@@ -53,8 +55,8 @@ print(model.predict(x, verbose=0).tolist())
 
 WORKER = """
 import json, pathlib, numpy as np
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.unpack import unpack
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.unpack import unpack
 folder = pathlib.Path({out!r})
 manifest = Manifest.from_bytes((folder / "manifest").read_bytes())
 model = unpack(manifest, lambda n: (folder / n).read_bytes(), allow_code=True)
@@ -161,7 +163,7 @@ USES_FUNCTIONAL = """
 import pathlib, sys
 import keras, numpy as np
 import tinyhub
-from nfdt.core.program.pack import pack
+from nfdt.model.program.pack import pack
 
 class Mine(tinyhub.Tiny):
     pass
@@ -180,8 +182,8 @@ for number, kind in enumerate((tinyhub.Tiny, Mine)):
 BUILDS_FUNCTIONAL = """
 import pathlib, sys
 import keras, numpy as np
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.unpack import unpack
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.unpack import unpack
 
 for number, name in enumerate(("Tiny", "Mine")):
     folder = pathlib.Path(sys.argv[1]) / str(number)
@@ -205,3 +207,9 @@ def test_a_graph_of_an_installed_class_is_one_where_no_constructor_ran(tmp_path)
         assert done.returncode == 0, done.stderr
         printed = done.stdout
     assert printed.splitlines() == [f"{name} 2 ['out'] (3, 2)" for name in ("Tiny", "Mine")]
+
+
+def test_programs_of_before_name_what_has_moved_since():
+    pickled = b"cnfdt.core.program.by_value\nObjectRecord\n.", b"cnfdt.core.backends.tensorflow\n_make_variable\n."
+    found = [ObjectUnpickler(io.BytesIO(data), {}.__getitem__).load() for data in pickled]
+    assert [obj.__module__ for obj in found] == ["nfdt.model.program.by_value", "nfdt.model.backends.tensorflow"]

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from nfdt.core.errors import ProtocolError
-from nfdt.core.program.manifest import Manifest, ModelEntries, OptimizerEntries
+from nfdt.model.program.manifest import Manifest, ModelEntries, OptimizerEntries
 
 ROOT = Path(__file__).parents[2]
-HOME = ROOT / "nfdt" / "core" / "program" / "manifest.py"
+HOME = ROOT / "nfdt" / "model" / "program" / "manifest.py"
 GROUPS = (OptimizerEntries, ModelEntries)
 KEYS = {
     "kind",

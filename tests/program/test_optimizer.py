@@ -4,7 +4,7 @@ import pytest
 from keras import layers
 
 from nfdt.core.errors import CaptureError
-from nfdt.core.program.pack import pack
+from nfdt.model.program.pack import pack
 
 SHAPES = [(4, 3), (3,), (3, 1), (1,)]
 

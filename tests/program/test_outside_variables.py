@@ -8,10 +8,10 @@ import pytest
 import tensorflow as tf
 
 from nfdt.core.errors import ProtocolError
-from nfdt.core.program.attributes import Attributes
-from nfdt.core.program.pack import pack
-from nfdt.core.program.state import load_state
-from nfdt.core.program.unpack import unpack_with_variables
+from nfdt.model.program.attributes import Attributes
+from nfdt.model.program.pack import pack
+from nfdt.model.program.state import load_state
+from nfdt.model.program.unpack import unpack_with_variables
 
 BATCH = np.zeros((4, 3), "f4"), np.zeros((4, 1), "f4")
 

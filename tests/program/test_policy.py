@@ -5,9 +5,9 @@ import pytest
 from keras import layers
 
 from nfdt.core.errors import PolicyRefused, ProtocolError
-from nfdt.core.program.pack import pack
-from nfdt.core.program.policy import check_policy
-from nfdt.core.program.unpack import unpack
+from nfdt.model.program.pack import pack
+from nfdt.model.program.policy import check_policy
+from nfdt.model.program.unpack import unpack
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from nfdt.core.program.pack import pack
+from nfdt.model.program.pack import pack
 
 X, Y = np.ones((4, 3), "float32"), np.zeros((4, 1), "float32")
 SEEN: list[int] = []

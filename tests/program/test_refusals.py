@@ -9,7 +9,7 @@ import pytest
 from keras import layers
 
 from nfdt.core.errors import CaptureError
-from nfdt.core.program.pack import pack
+from nfdt.model.program.pack import pack
 from tests.support.custom_models import Subclassed, absolute, sequential
 
 

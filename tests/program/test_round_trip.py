@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from nfdt.core.program.pack import pack
-from nfdt.core.program.state import load_state
+from nfdt.model.program.pack import pack
+from nfdt.model.program.state import load_state
 from tests.support.custom_models import (
     Auto,
     Block,

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from nfdt.core.program.source_watch import LONG, SourceWatch, reaches
+from nfdt.model.program.source_watch import LONG, SourceWatch, reaches
 
 FACTOR = {"of": 1.0}
 

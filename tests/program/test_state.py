@@ -3,7 +3,7 @@ import pytest
 
 from nfdt.core.arrays.safetensors_io import dump_arrays, dump_parts, load_arrays
 from nfdt.core.errors import ProtocolError
-from nfdt.core.program.state import dump_state, load_state
+from nfdt.model.program.state import dump_state, load_state
 
 
 def test_a_state_comes_back_as_it_was(tmp_path):

@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from nfdt.core.program.local_optimizers import state_variables
-from nfdt.core.program.pack import pack
-from nfdt.core.program.unpack import unpack
+from nfdt.model.program.local_optimizers import state_variables
+from nfdt.model.program.pack import pack
+from nfdt.model.program.unpack import unpack
 from tests.support.several_optimizers import diffusion, gan, optimizers_of, points
 
 X = points(8)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nfdt.core.program.pack import pack
-from nfdt.core.program.state import load_state
 from nfdt.core.specs.job import resolve_algorithm
+from nfdt.model.program.pack import pack
+from nfdt.model.program.state import load_state
 from nfdt.shard.building import build_store
 from nfdt.shard.kept_engine import KeptEngine
 from nfdt.shard.messages import Gradient

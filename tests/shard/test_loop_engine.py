@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.state import State
 from nfdt.core.sharding import make_plan
 from nfdt.core.specs.job import resolve_algorithm
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.state import State
 from nfdt.shard import loop_engine, pending_update
 from nfdt.shard.building import build_store
 from nfdt.shard.engine import AnchoredBf16
@@ -287,8 +287,8 @@ def test_a_shard_with_a_rule_that_owns_the_optimizer_loads_neither_keras_nor_ten
 import sys
 sys.path.insert(0, '.')
 import numpy as np
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.state import State
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.state import State
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.shard.messages import Gradient
 from nfdt.shard.servicer import start_shard

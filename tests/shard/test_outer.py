@@ -6,10 +6,10 @@ import keras
 import numpy as np
 import pytest
 
-from nfdt.core.program.state import State
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.wire.job_token import worker_token
 from nfdt.jobserver.shard_clients import connect_shards
+from nfdt.model.program.state import State
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
 from tests.support.shard_cluster import LAYOUT, Reference, gradients, start_weights

@@ -6,12 +6,12 @@ import keras
 import numpy as np
 import pytest
 
-from nfdt.core.program.pack import pack
-from nfdt.core.program.state import load_state
-from nfdt.core.program.unpack import unpack
 from nfdt.core.sharding import count_shards
-from nfdt.core.training.gradient_step import GradientStep
 from nfdt.core.wire.job_token import worker_token
+from nfdt.model.backends.tensorflow_step import GradientStep
+from nfdt.model.program.pack import pack
+from nfdt.model.program.state import load_state
+from nfdt.model.program.unpack import unpack
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
 from tests.support.shard_cluster import rule_spec

@@ -13,7 +13,6 @@ import pytest
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.safetensors_io import load_arrays
 from nfdt.core.errors import ProtocolError, ShapeMismatch
-from nfdt.core.program.state import State, load_state
 from nfdt.core.sharding.records import (
     closed_round_of,
     join_records,
@@ -22,6 +21,7 @@ from nfdt.core.sharding.records import (
     to_tree,
 )
 from nfdt.core.specs.job import resolve_algorithm
+from nfdt.model.program.state import State, load_state
 from nfdt.shard.sparse_store import SparseStore
 from tests.support.restored_stores import Shards, check_continuation, same, train
 from tests.support.shard_cluster import Reference, gradients

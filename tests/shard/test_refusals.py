@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.program.state import State
+from nfdt.model.program.state import State
 from nfdt.shard.buffers import length_of
 from nfdt.shard.building import build_store
 from nfdt.shard.engine import LARGE

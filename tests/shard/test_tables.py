@@ -14,8 +14,8 @@ from nfdt.codecs.sparse import ROWS
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.table_rows import TableLayout
 from nfdt.core.errors import ProtocolError, ShapeMismatch
-from nfdt.core.program.state import State
 from nfdt.core.sharding import sparse_tables
+from nfdt.model.program.state import State
 from nfdt.shard.building import build_store
 from nfdt.shard.messages import DeltaRequest, Gradient
 from nfdt.shard.row_log import RowLog

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from nfdt.core.errors import JobFailed, UsageError
-from nfdt.core.program import unpack
-from nfdt.core.program.state import load_state
-from nfdt.core.training.data import ArraySource, decode_npy
-from nfdt.core.training.gradient_step import GradientStep
+from nfdt.model.backends.tensorflow_step import GradientStep
+from nfdt.model.program import unpack
+from nfdt.model.program.state import load_state
+from nfdt.model.training.data import ArraySource, decode_npy
 from nfdt.schedulers import TaskPlan
 from nfdt.shard.building import build_store
 from nfdt.shard.in_process import InProcessClient

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from nfdt.coordinator.coordinator import Coordinator
-from nfdt.core.program import unpack
-from nfdt.core.program.state import State, load_state
-from nfdt.core.training.data import ArraySource, decode_npy
 from nfdt.core.work import instructions as ins
+from nfdt.model.program import unpack
+from nfdt.model.program.state import State, load_state
+from nfdt.model.training.data import ArraySource, decode_npy
 from nfdt.shard.building import build_store
 from nfdt.shard.in_process import InProcessClient
 from nfdt.shard.outer import served_program

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from nfdt.core.training.data import ArraySource
-from nfdt.core.training.lanes import LaneBatch, LaneResult
+from nfdt.model.backends.lanes import LaneBatch, LaneResult
+from nfdt.model.training.data import ArraySource
 from nfdt.schedulers import Task
 from nfdt.simulate.pending import PendingGradients
 from nfdt.transport.base import Pulled

@@ -8,8 +8,8 @@ import pytest
 from nfdt_client import callbacks, program_checks
 
 from nfdt.core.errors import CaptureError, UsageError
-from nfdt.core.program.pack import pack
 from nfdt.core.specs.job import resolve_algorithm
+from nfdt.model.program.pack import pack
 from tests.support.several_optimizers import actor_critic, diffusion, divided, gan, optimizers_of, points, wasserstein
 from tests.support.simulated_jobs import cluster, simulate
 

@@ -13,14 +13,15 @@ import keras
 import numpy as np
 from keras import layers
 
+from nfdt.core.arrays.composite import SparseArray
 from nfdt.core.errors import CaptureError
-from nfdt.core.program.evaluation_check import check_predict
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.pack import pack
-from nfdt.core.program.state import load_state
-from nfdt.core.program.unpack import unpack
-from nfdt.core.training.metrics import ModelMetrics
-from nfdt.core.training.steps import evaluation_step, gradient_step, prediction_step
+from nfdt.model.program.evaluation_check import check_predict
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.pack import pack
+from nfdt.model.program.state import load_state
+from nfdt.model.program.unpack import unpack
+from nfdt.model.training.metrics import ModelMetrics
+from nfdt.model.training.steps import evaluation_step, gradient_step, prediction_step
 from tests.support import loss_cases
 
 SIZES = [8, 8, 8, 3]
@@ -169,6 +170,16 @@ def by_value():
     return {"by_value": packed.manifest.by_value is not None, "extra": made.layers[0].extra["factor"]}
 
 
+def prepared():
+    """Return the numbers of samples of prepared batches, dense and sparse, and of stored elements."""
+    model, (x, y) = network(), batches()[0]
+    model.compile("sgd", "mse")
+    there = Worker(model, (x, y))
+    sparse = SparseArray(np.argwhere(x > 0), x[x > 0], x.shape)
+    kinds = [x] if keras.backend.backend() == "torch" else [x, sparse]
+    return {"samples": [there.step.prepare((kind, y)).samples for kind in kinds], "elements": int((x > 0).sum())}
+
+
 def refusals():
     found = {}
     for name, kind in OWN_STEPS.items():
@@ -253,6 +264,7 @@ if __name__ == "__main__":
         "evaluation": evaluation(),
         "prediction": prediction(),
         "by_value": by_value(),
+        "prepared": prepared(),
         "refusals": refusals(),
         "unions": unions(),
         "exchange": exchange(Path(sys.argv[1])),

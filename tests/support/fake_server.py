@@ -17,14 +17,14 @@ import numpy as np
 
 from nfdt.core.errors import JobTaken, NotStored, ProtocolError, UsageError
 from nfdt.core.jobs.feed import BatchAssembly
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.state import dump_state, load_state
 from nfdt.core.specs.job import JobSpec, parse_job
-from nfdt.core.training.data import decode_batch
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire import jobs_pb2_grpc
 from nfdt.core.wire.channel import make_server, same_token
 from nfdt.core.wire.status import answering
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.state import dump_state, load_state
+from nfdt.model.training.data import decode_batch
 
 TOKEN = "fake-token"
 

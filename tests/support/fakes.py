@@ -19,14 +19,14 @@ import numpy as np
 
 from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
 from nfdt.core.errors import JobCancelled, NfdtError, ServerUnreachable
-from nfdt.core.program.state import dump_state
 from nfdt.core.sharding.records import to_arrays
-from nfdt.core.training.merge import decode_arrays, encode_arrays
 from nfdt.core.wire import jobs_pb2, jobs_pb2_grpc, shards_pb2, shards_pb2_grpc, workers_pb2, workers_pb2_grpc
 from nfdt.core.wire.channel import make_server, open_channel, same_token
 from nfdt.core.wire.status import translated
 from nfdt.core.work.slot_connection import NextCalls, SlotStream
 from nfdt.core.work.tasks import TaskNumbers
+from nfdt.model.program.state import dump_state
+from nfdt.model.training.merge import decode_arrays, encode_arrays
 
 TOKEN = "secret-token"
 DEADLINE_S = 30.0

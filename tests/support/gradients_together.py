@@ -16,7 +16,8 @@ import nfdt.cli.simulated
 from nfdt.cli import cli
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.specs.job import resolve_algorithm
-from nfdt.core.training import steps
+from nfdt.model.backends.contract import current
+from nfdt.model.training import steps
 from nfdt.shard import building
 from nfdt.simulate.job import SimulatedJob
 from nfdt.simulate.trainer import Trainer
@@ -217,10 +218,10 @@ def command(algorithm):
 
 def main():
     with on_gpu():
-        lanes_on_gpu = steps.default_lanes()
+        lanes_on_gpu = current().lanes
     found = {
         "backend": keras.backend.backend(),
-        "lanes": [steps.default_lanes(), lanes_on_gpu],
+        "lanes": [current().lanes, lanes_on_gpu],
         "refusals": refusals(),
         "commands": {algorithm: command(algorithm) for algorithm in ("ddc-asgd", "asgd")},
         "jobs": scenarios(),

@@ -22,7 +22,6 @@ from nfdt.core.jobs.admission import read_manifest
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.job_record import is_terminal
 from nfdt.core.jobs.store import JobStore
-from nfdt.core.program.state import State, dump_state, load_state
 from nfdt.core.sharding.records import join_records, part_of_records
 from nfdt.core.specs.job import JobSpec, parse_job
 from nfdt.core.wire import jobs_pb2
@@ -33,6 +32,7 @@ from nfdt.jobserver.job import Job
 from nfdt.jobserver.restart import go_on
 from nfdt.jobserver.shard_clients import ShardSnapshot
 from nfdt.jobserver.slot_pool import SlotPool
+from nfdt.model.program.state import State, dump_state, load_state
 from tests.support.fakes import VERSIONS
 from tests.support.turns import TurnLock, Turns
 

@@ -20,8 +20,6 @@ from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.arrays.pytree import flatten_structure
 from nfdt.core.clock import SystemClock
-from nfdt.core.program.pack import pack
-from nfdt.core.program.state import load_state
 from nfdt.core.sharding import count_shards, sparse_tables
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.core.wire.job_token import worker_token
@@ -36,7 +34,9 @@ from nfdt.core.work.instructions import (
     Wait,
 )
 from nfdt.core.work.messages import to_reply, to_report
-from nfdt.core.work.slot_connection import Patience
+from nfdt.core.work.patience import Patience
+from nfdt.model.program.pack import pack
+from nfdt.model.program.state import load_state
 from nfdt.shard.building import build_store
 from nfdt.shard.in_process import InProcessClient
 from nfdt.shard.servicer import start_shard

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from nfdt.core.arrays.safetensors_io import dump_parts, load_arrays
-from nfdt.core.program.state import State, dump_state, load_state
 from nfdt.core.sharding import count_shards
 from nfdt.core.sharding.plan import StateCut
 from nfdt.core.sharding.records import join_records, to_arrays
+from nfdt.model.program.state import State, dump_state, load_state
 from nfdt.shard.building import build_store
 from nfdt.shard.messages import Gradient
 

@@ -19,11 +19,11 @@ import numpy as np
 
 from nfdt.core.arrays.pytree import flatten_structure
 from nfdt.core.arrays.safetensors_io import load_arrays
-from nfdt.core.program.pack import pack
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
-from nfdt.core.work.slot_connection import Patience
+from nfdt.core.work.patience import Patience
+from nfdt.model.program.pack import pack
 from nfdt.transport.base import Pulled, Pushed
 from nfdt.worker.movable_client import MovableClient, ShardMoves
 from nfdt.worker.worker import Worker

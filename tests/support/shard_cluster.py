@@ -11,9 +11,9 @@ import keras
 import numpy as np
 
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.program.manifest import Manifest
 from nfdt.core.sharding import make_plan
 from nfdt.core.specs.algorithm import AlgorithmSpec
+from nfdt.model.program.manifest import Manifest
 from nfdt.shard.building import blocks_of
 from nfdt.shard.keras_engine import KerasEngine
 from nfdt.shard.messages import Gradient

@@ -11,10 +11,10 @@ import grpc
 import keras
 
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.program.state import State
 from nfdt.core.wire.frame_stream import payload_bytes
 from nfdt.core.wire.job_token import worker_token
 from nfdt.core.wire.shards_pb2 import OpenReply
+from nfdt.model.program.state import State
 from nfdt.shard.listener import ShardListener
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.shard_connector import ShardConnector

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nfdt.consistency import make_policy
-from nfdt.core.program.state import State
 from nfdt.core.wire.job_token import worker_token
+from nfdt.model.program.state import State
 from nfdt.shard.in_process import InProcessClient
 from nfdt.shard.modes import mode_for
 from nfdt.shard.servicer import start_shard

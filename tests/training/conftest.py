@@ -20,10 +20,10 @@ def worker():
     """Return a worker's model for a user's model, and an optimizer as on a shard: with one flat variable."""
     import keras
 
-    from nfdt.core.program.pack import pack
-    from nfdt.core.program.state import load_state
-    from nfdt.core.program.unpack import unpack
-    from nfdt.core.training.gradient_step import GradientStep
+    from nfdt.model.backends.tensorflow_step import GradientStep
+    from nfdt.model.program.pack import pack
+    from nfdt.model.program.state import load_state
+    from nfdt.model.program.unpack import unpack
 
     def make(model, sample):
         packed = pack(model, sample)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from nfdt.core.errors import CaptureError, ProtocolError, UsageError
-from nfdt.core.training.data import (
+from nfdt.model.training.data import (
     ArraySource,
     decode_batch,
     decode_npy,

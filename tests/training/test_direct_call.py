@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
-from nfdt.core.program.batch_tensors import to_tensor
-from nfdt.core.training.direct_call import DirectCall, leaves_of
+from nfdt.model.backends.contract import to_tensor
+from nfdt.model.backends.direct_call import DirectCall, leaves_of
 from nfdt.shard.tensors import Compiled
 
 WEIGHTS = np.arange(3, dtype=np.float32)

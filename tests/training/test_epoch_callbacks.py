@@ -13,7 +13,7 @@ from nfdt.core.specs.callbacks import CallbackSpec, CallbacksSpec
 
 keras = pytest.importorskip("keras")
 
-from nfdt.core.training.epoch_callbacks import EpochCallbacks, EpochEnd, dump_callbacks  # noqa: E402
+from nfdt.model.training.epoch_callbacks import EpochCallbacks, EpochEnd, dump_callbacks  # noqa: E402
 
 LOSSES = [1.0, 0.8, 0.79, 0.9, 0.95, 0.5, 0.6, 0.61, 0.62, 0.63, 0.64, 0.65]
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import layers
 
 from nfdt.core.errors import CaptureError
-from nfdt.core.training.gradient_step import EvaluateStep
+from nfdt.model.training.steps import evaluation_step
 
 
 def network(policy="float32"):
@@ -263,7 +263,7 @@ def test_evaluation_equals_keras(worker, batches):
     model = network()
     model.compile("sgd", "mse", metrics=["mae"])
     there = worker(model, batches[0])
-    evaluate = EvaluateStep(there.model, there.layout)
+    evaluate = evaluation_step(there.model, there.layout)
     x, y = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     model.set_weights([w * 0.5 for w in model.get_weights()])
     for variable, mine in zip(model.non_trainable_variables, there.model.non_trainable_variables, strict=True):
@@ -280,7 +280,7 @@ def test_no_state_of_the_step_grows(worker, batches):
     model.compile("sgd", "mse")
     there = worker(model, batches[0])
     there.step(np.asarray(there.weights), batches[0])
-    assert there.model.optimizer._gradients._recorded == {}
+    assert there.model.optimizer.gradients.recorded == {}
 
 
 def test_a_step_keeps_nothing_of_its_number(worker, batches):
@@ -303,5 +303,5 @@ def test_a_step_keeps_nothing_of_its_number(worker, batches):
         grown = tracemalloc.take_snapshot().compare_to(before, "filename")
     finally:
         tracemalloc.stop()
-    kept = sum(one.count_diff for one in grown if one.traceback[0].filename.endswith("core/training/gradient_step.py"))
+    kept = sum(one.count_diff for one in grown if one.traceback[0].filename.endswith("backends/tensorflow_step.py"))
     assert kept < 100

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from nfdt.core.errors import UnreadableData
-from nfdt.core.program.shipped_data import LARGE_BYTES, dump_source, load_source
-from nfdt.core.training.sources import ChangeableSource, IndexedSource
+from nfdt.model.program.shipped_data import LARGE_BYTES, dump_source, load_source
+from nfdt.model.training.sources import ChangeableSource, IndexedSource
 
 keras = pytest.importorskip("keras")
 

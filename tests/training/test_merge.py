@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nfdt.core.errors import ProtocolError, ShapeMismatch
-from nfdt.core.training.merge import LARGE_BYTES, RULES, decode_arrays, encode_arrays, encode_changed, merge_untrained
+from nfdt.model.training.merge import LARGE_BYTES, RULES, decode_arrays, encode_arrays, encode_changed, merge_untrained
 
 EMA = {"rule": "ema", "decay": 0.9}
 

@@ -3,7 +3,7 @@ import pytest
 
 from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
 from nfdt.core.errors import ShapeMismatch
-from nfdt.core.training.metric_states import merge_metric_states, own_logs
+from nfdt.model.training.metric_states import merge_metric_states, own_logs
 
 
 def state(total, rows, log, samples, steps=1):

@@ -8,9 +8,10 @@ from keras import ops
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError, ShapeMismatch
-from nfdt.core.training.gradient_step import EvaluateStep, step_logs
-from nfdt.core.training.metric_states import merge_metric_states, numbers
-from nfdt.core.training.metrics import ModelMetrics
+from nfdt.model.backends.tensorflow_step import step_logs
+from nfdt.model.training.metric_states import merge_metric_states, numbers
+from nfdt.model.training.metrics import ModelMetrics
+from nfdt.model.training.steps import evaluation_step
 
 ROWS, CLASSES, BATCH = 70, 4, 8
 
@@ -113,7 +114,7 @@ def batches(data, rows):
 def evaluated(model, data):
     """Collect the counts of a worker on each of some slices of rows."""
     layout = ParameterLayout.of([(v.path, tuple(v.shape)) for v in model.trainable_variables])
-    step, weights = EvaluateStep(model, layout), layout.flatten([v.numpy() for v in model.trainable_variables])
+    step, weights = evaluation_step(model, layout), layout.flatten([v.numpy() for v in model.trainable_variables])
 
     def collect(slices):
         worker, states = ModelMetrics(model), []

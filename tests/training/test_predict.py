@@ -7,9 +7,9 @@ import pytest
 
 from nfdt.core.arrays.safetensors_io import dump_arrays
 from nfdt.core.errors import CaptureError, ProtocolError
-from nfdt.core.training import predict
-from nfdt.core.training.predict import dump_outputs, join_outputs, load_outputs
-from nfdt.core.training.steps import prediction_step
+from nfdt.model.training import predict
+from nfdt.model.training.predict import dump_outputs, join_outputs, load_outputs
+from nfdt.model.training.steps import prediction_step
 
 keras = pytest.importorskip("keras")
 
@@ -58,7 +58,7 @@ def test_other_arrays_are_no_outputs(name):
 
 
 def test_outputs_that_exceed_a_message_are_refused(monkeypatch):
-    from nfdt.core.program.pack import layout_of
+    from nfdt.model.program.pack import layout_of
 
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(4)])
     model.compile("sgd", "mse")

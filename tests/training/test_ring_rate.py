@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nfdt.core.specs.job import DataSpec, FitSpec, JobSpec, resolve_algorithm
-from nfdt.core.training.ring_rate import learning_rate_factor, ring_rate
+from nfdt.model.training.ring_rate import learning_rate_factor, ring_rate
 
 
 @pytest.mark.parametrize(("kind", "full"), [(None, 1.0), ("linear", 4.0), ("sqrt", 2.0)])

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.table_rows import ChangedRows, Rows, RowWeights, TableLayout
-from nfdt.core.training.gradient_step import GradientStep
-from nfdt.core.training.tables import TableVariable
+from nfdt.model.backends.tables import TableVariable
+from nfdt.model.backends.tensorflow_step import GradientStep
 
 WORDS, WIDTH = 50, 8
 MODES = {"graph": {"jit_compile": False}, "xla": {"jit_compile": True}, "eager": {"run_eagerly": True}}

@@ -4,8 +4,8 @@ import pytest
 from keras import layers
 
 from nfdt.core.errors import ShapeMismatch
-from nfdt.core.training.merge import decode_arrays, encode_arrays, merge_untrained
-from nfdt.core.training.untrained_state import UntrainedState, fold_seed
+from nfdt.model.training.merge import decode_arrays, encode_arrays, merge_untrained
+from nfdt.model.training.untrained_state import UntrainedState, fold_seed
 
 
 class Counting(layers.Layer):

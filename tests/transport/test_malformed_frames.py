@@ -16,9 +16,9 @@ from nfdt.codecs import DECODERS
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.table_rows import Rows, RowVector, TableLayout
 from nfdt.core.errors import NfdtError, ProtocolError, Refused, ShapeMismatch
-from nfdt.core.program.state import State
 from nfdt.core.wire.job_token import worker_token
 from nfdt.core.wire.shards_pb2 import ERROR, OFFER, PULL, PUSH, WEIGHTS, Frame
+from nfdt.model.program.state import State
 from nfdt.shard.servicer import start_shard
 from nfdt.shard.sparse_store import SparseStore
 from nfdt.transport.stream import StreamClient

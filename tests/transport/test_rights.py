@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from nfdt.core.errors import AuthenticationFailed
-from nfdt.core.program.state import State, dump_state
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.wire import shards_pb2 as pb
 from nfdt.core.wire import shards_pb2_grpc
 from nfdt.core.wire.channel import open_channel
 from nfdt.core.wire.job_token import task_ticket, worker_token
 from nfdt.core.wire.shards_pb2 import ERROR, PULL, PUSH, WEIGHTS, Frame
+from nfdt.model.program.state import State, dump_state
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
 from tests.support import raw_stream

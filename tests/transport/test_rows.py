@@ -14,9 +14,9 @@ import pytest
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.table_rows import Rows, RowVector, RowWeights, TableLayout
 from nfdt.core.errors import ProtocolError, ShapeMismatch
-from nfdt.core.program.state import State
 from nfdt.core.sharding import sparse_tables
 from nfdt.core.wire.job_token import worker_token
+from nfdt.model.program.state import State
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
 from tests.support.shard_cluster import Reference, rule_spec

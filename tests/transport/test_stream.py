@@ -23,7 +23,6 @@ from nfdt.core.errors import (
     ShapeMismatch,
     UsageError,
 )
-from nfdt.core.program.state import State, dump_state, load_state
 from nfdt.core.wire.channel import open_channel
 from nfdt.core.wire.chunks import CHUNK_BYTES, decode_chunk, encode_chunk, split
 from nfdt.core.wire.connection import connect
@@ -42,7 +41,8 @@ from nfdt.core.wire.shards_pb2 import (
     ShardLearningRate,
     StateChunk,
 )
-from nfdt.core.work.slot_connection import Patience
+from nfdt.core.work.patience import Patience
+from nfdt.model.program.state import State, dump_state, load_state
 from nfdt.shard import listener
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient

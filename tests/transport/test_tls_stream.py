@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from nfdt.core.errors import ServerUnreachable
-from nfdt.core.program.state import State
 from nfdt.core.wire.connection import client_tls, connect
 from nfdt.core.wire.frame_stream import FrameStream
 from nfdt.core.wire.job_token import worker_token
 from nfdt.core.wire.shards_pb2 import PULL, Frame
+from nfdt.model.program.state import State
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
 from tests.support.certificates import self_signed

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nfdt.core.arrays.layout import BLOCK_ROWS, ParameterLayout
-from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import resolve_algorithm
+from nfdt.model.program.manifest import Manifest
 from nfdt.shard.building import blocks_of
 from nfdt.shard.tensors import TensorOps
 from nfdt.update_rules import OptimizerTraits, make_rule

@@ -9,7 +9,7 @@ import pytest
 
 from nfdt.core.errors import ServerUnreachable
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.core.work import slot_connection
+from nfdt.core.work import patience
 from nfdt.core.work.slot_connection import SlotStream, make_hello
 
 DEADLINE_S = 60
@@ -56,7 +56,7 @@ class TwoStreams:
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    monkeypatch.setattr(slot_connection, "PAUSE_S", 0.0)
+    monkeypatch.setattr(patience, "PAUSE_S", 0.0)
 
 
 @pytest.mark.parametrize(("resumed", "first"), [(True, "ready"), (False, "finished")], ids=["known", "unknown"])

@@ -11,10 +11,10 @@ import pytest
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.table_rows import RowWeights
 from nfdt.core.errors import AuthenticationFailed, ShapeMismatch
-from nfdt.core.program.state import State
 from nfdt.core.wire.job_token import worker_token
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.slot_connection import Patience
+from nfdt.model.program.state import State
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.choice import make_choice
 from nfdt.transport.stream import StreamClient

@@ -8,11 +8,11 @@ import threading
 import numpy as np
 import pytest
 
-from nfdt.core.program.state import load_state
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.job_token import worker_token
 from nfdt.core.work.messages import to_reply
 from nfdt.core.work.slot_connection import Patience
+from nfdt.model.program.state import load_state
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
 from tests.support.scripted_worker import CODED, Job, Shards, evaluate, loss_of, move, work

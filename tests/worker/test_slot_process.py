@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from nfdt.core.errors import NfdtError
-from nfdt.core.program.state import dump_state, load_state
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.job_token import worker_token
 from nfdt.launch.fork_client import ForkServerClient
+from nfdt.model.program.state import dump_state, load_state
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
 from tests.support.scripted_worker import Job, work

@@ -13,13 +13,13 @@ from hfdt.runtime.batch_split import cut_rows
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.job import RingJob
 from nfdt.core.arrays.layout import Array
-from nfdt.core.program.state import State, dump_state, load_state
 from nfdt.core.specs.job import JobSpec
-from nfdt.core.training import merge
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.messages import to_report, to_request
 from nfdt.core.work.tasks import Task
+from nfdt.model.program.state import State, dump_state, load_state
+from nfdt.model.training import merge
 
 _LENGTH = 8
 

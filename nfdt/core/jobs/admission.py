@@ -10,9 +10,9 @@ from nfdt.core.errors import PolicyRefused, UsageError, VersionMismatch
 from nfdt.core.host.keras_backend import TENSORFLOW
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.rights import Holder
-from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work.artifacts import artifact_names
+from nfdt.model.program.manifest import Manifest
 
 MAX_MANIFEST_BYTES = 64 * 2**20
 _MUST_MATCH = ("python", "keras", "backend")

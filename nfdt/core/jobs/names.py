@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from nfdt.core.errors import UsageError
-from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.callbacks import CallbacksSpec
 from nfdt.core.specs.job import DataSpec, JobSpec
+from nfdt.model.program.manifest import Manifest
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from nfdt.core.errors import UsageError
 from nfdt.core.jobs.job_record import JobRecord
-from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.callbacks import CallbacksSpec
 from nfdt.core.specs.job import EpochProgress, JobSpec, parse_job
+from nfdt.model.program.manifest import Manifest
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from nfdt.core.jobs.feed import BatchFeed
-from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import jobs_pb2 as pb
+from nfdt.model.program.manifest import Manifest
 
 Role = Literal["worker", "shard"]
 

@@ -17,9 +17,9 @@ from nfdt.core.jobs.resuming import Checkpoint, checkpoint_of, stored_states
 from nfdt.core.jobs.rights import AuditLog, Holder
 from nfdt.core.jobs.runner import JobRunner
 from nfdt.core.jobs.store import JobStore
-from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import JobSpec, parse_job
 from nfdt.core.wire import jobs_pb2 as pb
+from nfdt.model.program.manifest import Manifest
 
 _log = logging.getLogger(__name__)
 

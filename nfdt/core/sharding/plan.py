@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from nfdt.core.arrays.layout import Array, ParameterLayout, Run
 from nfdt.core.errors import ShapeMismatch, UsageError
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.state import State
 from nfdt.core.specs.algorithm import AlgorithmSpec
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.state import State
 
 GLOBAL = -1
 MIN_TABLE_SIZE = 2**16
@@ -214,7 +214,7 @@ class StateCut:
     Args:
         layout: Layout of all trainable variables.
         shards: Number of shards.
-        owners: See :attr:`nfdt.core.program.manifest.Manifest.optimizer_owners`.
+        owners: See :attr:`nfdt.model.program.manifest.Manifest.optimizer_owners`.
     """
 
     def __init__(self, layout: ParameterLayout, shards: int, owners: Sequence[int] | None) -> None:

@@ -30,7 +30,7 @@ class CallbacksSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     members: tuple[CallbackSpec, ...] = Field(max_length=100)
-    state: str = Field(max_length=2**18, description="JSON that workers read; see nfdt.core.training.epoch_callbacks")
+    state: str = Field(max_length=2**18, description="JSON that workers read; see nfdt.model.training.epoch_callbacks")
     learning_rate: float | None = Field(None, description="of the next epoch; None: callbacks do not set it")
     kept: dict[int, str] = Field(default_factory=dict, description="epoch -> state that they may restore")
 

@@ -119,7 +119,7 @@ class DataSpec(_Spec):
     =========  =============  =========================================================================
 
     ``structure`` is the pytree of (x, y, sample_weight) as JSON: lists, dicts, nulls and, in place of
-    each array, its index in ``arrays``; see :mod:`nfdt.core.training.data`.
+    each array, its index in ``arrays``; see :mod:`nfdt.model.training.data`.
     """
 
     kind: Literal["arrays", "indexed", "dataset", "stream"]

@@ -532,7 +532,7 @@ class FedBatch(google.protobuf.message.Message):
     error: builtins.str
     """the iterator raised: the job fails with this text"""
     total_bytes: builtins.int
-    """of the encoded batch, see nfdt/core/training/data.py"""
+    """of the encoded batch, see nfdt/model/training/data.py"""
     offset: builtins.int
     """of this piece in it"""
     data: builtins.bytes

@@ -74,7 +74,7 @@ class ShardServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Read(self, request, context):
-        """Weights and optimizer state as safetensors, in chunks. Names: see nfdt/core/program/state.py.
+        """Weights and optimizer state as safetensors, in chunks. Names: see nfdt/model/program/state.py.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -816,7 +816,7 @@ class EpochState(google.protobuf.message.Message):
     STEPS_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     untrained: builtins.bytes
-    """safetensors, see nfdt/core/training/untrained_state.py"""
+    """safetensors, see nfdt/model/training/untrained_state.py"""
     metrics: builtins.bytes
     """safetensors"""
     steps: builtins.int

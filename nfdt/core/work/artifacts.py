@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ from nfdt.core.host.private_files import replacing
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.status import translated
+from nfdt.core.work.patience import Patience
 from nfdt.core.work.remote_rows import HEADER_BYTES, PIECE_BYTES, RemoteRows, read_header
-from nfdt.core.work.slot_connection import PATIENCE_S, Patience
+from nfdt.core.work.slot_connection import PATIENCE_S
 
 FETCH_TIMEOUT_S = 600.0
 WHOLE_BYTES = 256 * 2**20
@@ -119,7 +119,7 @@ class ArtifactReader:
         Raises:
             NfdtError: the server refuses, or did not answer in time.
         """
-        patience, left = Patience(PATIENCE_S, threading.Event()), list(ranges)
+        patience, left = Patience(PATIENCE_S), list(ranges)
         while left:
             wanted = [pb.ByteRange(offset=offset, length=length) for offset, length in left]
             request = pb.FetchRequest(job_id=self._job_id, sha256=sha256, ranges=wanted)
@@ -132,9 +132,8 @@ class ArtifactReader:
                         yield chunk.data
                 if left:
                     raise ProtocolError(f"Artifact from {self._address}: expected {left[0][1]} more bytes.")
-            except (ServerUnreachable, JobCancelled):
-                if not patience.failure():
-                    raise
+            except (ServerUnreachable, JobCancelled) as error:
+                patience.again(error)
 
     def _fetch(self, sha256: str, target: Path) -> None:
         self._cache.mkdir(parents=True, exist_ok=True, mode=0o700)

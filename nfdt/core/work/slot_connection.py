@@ -16,10 +16,11 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from nfdt.core.errors import JobCancelled, NfdtError, ServerUnreachable
+from nfdt.core.errors import JobCancelled, ServerUnreachable
 from nfdt.core.host.machine import boot_id, versions
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.status import translated
+from nfdt.core.work.patience import Patience
 from nfdt.core.work.resend_queue import ResendQueue
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,6 @@ Answer = TypeVar("Answer")
 PATIENCE_S = 90.0
 GRACE_S = 30.0  # from the request to end a process until it ends in any case
 REGISTERED = "is registered at"  # in the log of a slot, from which its launcher learns it too
-PAUSE_S = 0.5
 NEXT_TIMEOUT_S = 60.0
 SLOWEST_BYTES_PER_S = 2**20  # of a link that a long answer comes over
 LEAST_S = 15.0  # shortest timeout of one call: a healthy server may take ten seconds to answer
@@ -84,35 +84,6 @@ def describe_failure(
         traceback="".join(traceback.format_exception(error)),
         failed_in=failed_in,
     )
-
-
-class Patience:
-    """Time limit for consecutive failures.
-
-    Args:
-        limit_s: The limit, counted from the first of them.
-        stopped: Set when retries have become pointless.
-    """
-
-    def __init__(self, limit_s: float, stopped: threading.Event) -> None:
-        self._limit_s, self._stopped = limit_s, stopped
-        self._until: float | None = None
-
-    @property
-    def left_s(self) -> float:
-        """Remaining time; the whole limit without a failure."""
-        return self._limit_s if self._until is None else self._until - time.monotonic()
-
-    def success(self) -> None:
-        """Record an answer of the other side."""
-        self._until = None
-
-    def failure(self, since: float | None = None) -> bool:
-        """Record that a call made at ``since`` (default: now) failed, pause, and return whether to try again."""
-        if self._until is None:
-            self._until = (since or time.monotonic()) + self._limit_s
-        left_s = self.left_s
-        return left_s > 0 and not self._stopped.wait(min(PAUSE_S, left_s))
 
 
 class SlotStream:
@@ -180,9 +151,7 @@ class SlotStream:
                         welcomed.set()
                 return
             except (ServerUnreachable, JobCancelled) as error:
-                if not patience.failure():
-                    raise
-                logger.info("%s: %s Trying again.", self._hello.name, error)
+                patience.again(error)
             finally:
                 welcomed.set()
 
@@ -241,9 +210,7 @@ class NextCalls:
         """
         self._calls += 1
         request.call = self._calls
-        return self._patiently(
-            request.worker, lambda limit_s: call_next(self._stub, self._job, self._address, request, limit_s)
-        )
+        return self._patiently(lambda limit_s: call_next(self._stub, self._job, self._address, request, limit_s))
 
     def take_rows(self, request: pb.TakeRowsRequest) -> pb.TakeRowsReply:
         """Return rows of the dataset that this worker runs; any thread may call.
@@ -257,18 +224,16 @@ class NextCalls:
             with translated(self._address):
                 return self._stub.TakeRows(request, timeout=limit_s)
 
-        return self._patiently(request.worker, call)
+        return self._patiently(call)
 
-    def _patiently(self, worker: str, call: Callable[[float], Answer]) -> Answer:
+    def _patiently(self, call: Callable[[float], Answer]) -> Answer:
         """Call with a time limit in seconds, again and again until there is an answer."""
         patience, began = Patience(self._patience_s, self._stopped), time.monotonic()
         while True:
             try:
                 return call(min(NEXT_TIMEOUT_S, max(patience.left_s, LEAST_S)))
             except (ServerUnreachable, JobCancelled) as error:
-                if not patience.failure(began):
-                    raise
-                logger.info("%s: %s Asking again.", worker, _first_line(error))
+                patience.again(error, began)
 
 
 def call_next(
@@ -292,7 +257,3 @@ def _fetch_long(stub: Any, job: tuple[str, str], worker: str, announced: pb.Long
     limit_s = NEXT_TIMEOUT_S + announced.total_bytes / SLOWEST_BYTES_PER_S
     data = b"".join(chunk.data for chunk in stub.FetchReply(request, timeout=limit_s))
     return pb.NextReply.FromString(data)
-
-
-def _first_line(error: NfdtError) -> str:
-    return str(error).partition("\n")[0]

@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.failover import Fail, FailoverMachine, Reach, Resume, Seek, Stalled, Start
 from nfdt.core.errors import JobFailed, ServerUnreachable
-from nfdt.core.program.state import State
+from nfdt.core.work.patience import Patience
 from nfdt.jobserver.job_parts import JobParts
 from nfdt.jobserver.job_slot import JobSlot
 from nfdt.jobserver.outcome import PartLost
 from nfdt.jobserver.shard_clients import ShardClients, ShardSnapshot
+from nfdt.model.program.state import State
 
 _log = logging.getLogger(__name__)
 
@@ -75,17 +76,15 @@ class MovingShards:
             shards.close()
 
     def _call(self, call: Callable[[ShardClients], ShardReply]) -> ShardReply:
-        until, failed = time.monotonic() + self._deadline_s, False
+        patience, began = Patience(self._deadline_s, pause=lambda left_s: True), time.monotonic()
         current = self._wait_for_other_than(None)
         while True:
             try:
                 return call(current)
             except ServerUnreachable as error:
-                if time.monotonic() > until:
+                if not patience.failure(began):
                     raise self._silence() from None
-                if not failed:
-                    _log.info("%s Trying again for %.0f s.", error, self._deadline_s)
-                failed = True
+                _log.info("%s Trying again.", error)
             current = self._wait_for_other_than(current)
 
     def _wait_for_other_than(self, tried: ShardClients | None) -> ShardClients:

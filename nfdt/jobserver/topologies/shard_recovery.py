@@ -16,7 +16,6 @@ from nfdt.coordinator.failover import Resume
 from nfdt.coordinator.recovery import QUIET_S
 from nfdt.core.arrays.safetensors_io import dump_parts
 from nfdt.core.errors import NfdtError, NotStored, ServerUnreachable
-from nfdt.core.program.state import dump_state_parts
 from nfdt.core.specs.job import EpochProgress
 from nfdt.jobserver.job_parts import JobParts
 from nfdt.jobserver.job_slot import JobSlot, ShardState
@@ -24,6 +23,7 @@ from nfdt.jobserver.outcome import PartLost
 from nfdt.jobserver.shard_clients import STATE_TIMEOUT_S, ShardClients, ShardSnapshot
 from nfdt.jobserver.topologies.failover import Failover, MovingShards
 from nfdt.jobserver.topologies.slot_supply import launch_shards
+from nfdt.model.program.state import dump_state_parts
 
 _log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ import tensorflow as tf
 from hfdt.runtime import step as steps
 from hfdt.runtime.shared_denominator import SharedDenominator
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.program.pack import pack
-from nfdt.core.program.state import load_state
+from nfdt.model.program.pack import pack
+from nfdt.model.program.state import load_state
 
 BATCH = (np.random.default_rng(0).normal(size=(16, 6)).astype("float32"), np.arange(16) % 3)
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 
 from hfdt.runtime.elastic.job import Snapshot
-from nfdt.core.program.state import State
-from nfdt.core.training import merge
+from nfdt.model.program.state import State
+from nfdt.model.training import merge
 
 
 def test_a_snapshot_survives_the_way_to_another_rank():

@@ -28,7 +28,7 @@ SILENCE_S = 0.2
 KEY = "key-of-a-job"
 SHARD = """
 import sys, keras
-from nfdt.core.program.state import State
+from nfdt.model.program.state import State
 from nfdt.shard.servicer import start_shard
 from tests.support.shard_cluster import Reference, rule_spec
 reference = Reference(keras.optimizers.SGD(0.1, momentum=0.9))

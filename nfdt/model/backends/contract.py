@@ -1,0 +1,235 @@
+"""Contract of a backend, and the choice of the one that Keras has loaded.
+
+A backend is one object, ``BACKEND`` of the module with its name in Keras. To add a backend, write that module and add
+the name to ``TRAINING`` of :mod:`nfdt.core.host.keras_backend`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import keras
+
+from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.errors import CaptureError
+from nfdt.model.backends.lanes import BatchedStep
+from nfdt.model.backends.step_result import GradientResult
+
+StepName = Literal["train_step", "test_step", "predict_step"]
+
+ModelCall = Callable[[Any, Any], Any]
+"""A step of a model as a function of flat weights, shape ``(P,)`` float32, and a batch, a pytree of arrays."""
+
+
+@dataclass(frozen=True)
+class PreparedBatch:
+    """A batch in the form that a step takes.
+
+    Attributes:
+        pytree: The batch as a pytree, of tensors unless ``tensors`` are what the step takes.
+        tensors: Its leaves as tensors, except those that are None.
+    """
+
+    pytree: Any
+    tensors: list[Any]
+
+    @property
+    def samples(self) -> int:
+        """Number of samples in the batch."""
+        return int(self.tensors[0].shape[0])
+
+
+class TrainingStep(ABC):
+    """One training step of a model: the gradient of a batch at given weights.
+
+    The step updates metrics, BatchNorm statistics and seeds of the model as in Keras.
+
+    Attributes:
+        model: A compiled, built model.
+    """
+
+    model: Any
+    _version = 0
+
+    @property
+    def traces(self) -> int:
+        """Number of traces of the step; 0 where none is counted, as for an eager model on TensorFlow."""
+        return 0
+
+    def prepare(self, batch: Any) -> PreparedBatch:
+        """Convert a pytree of arrays to the tensors that the step needs, ahead of the call."""
+        pytree = as_tensors(batch)
+        return PreparedBatch(pytree, [leaf for leaf in keras.tree.flatten(pytree) if leaf is not None])
+
+    def __call__(self, weights: Any, batch: Any, *, version: int | None = None, share: float = 1.0) -> GradientResult:
+        """Compute the gradient of one batch.
+
+        Args:
+            weights: Flat weights, shape ``(P,)``, float32; copied. A step with tables takes ``RowWeights`` as well.
+            batch: Argument of ``train_step``: a pytree of arrays, or a prepared one.
+            version: Number of updates applied so far, the value of ``optimizer.iterations``; None: one more than last.
+            share: Fraction of the samples of a union of batches in this one, whose gradients are combined by their
+                denominators; see :mod:`nfdt.model.backends.denominator`.
+
+        Raises:
+            CaptureError: ``train_step`` contains an operation that cannot be distributed.
+            Exception: any exception of the user's code.
+        """
+        self._version = self._version + 1 if version is None else version + 1
+        prepared = batch if isinstance(batch, PreparedBatch) else self.prepare(batch)
+        return self._compute(weights, prepared, self._version - 1, share)
+
+    @abstractmethod
+    def _compute(self, weights: Any, batch: Any, version: int, share: float) -> GradientResult:
+        """Compute the gradient of a prepared batch after ``version`` updates; see :meth:`__call__`."""
+
+
+class KerasBackend(ABC):
+    """What a program and its steps need of a backend beyond Keras' own operations.
+
+    Attributes:
+        name: Name of the backend in Keras.
+        version: Version of its library.
+        is_eager: Whether the model's Python code runs at every step, also without ``run_eagerly``.
+        has_local_steps: Whether a step can run as it is, with the optimizers of the model.
+        has_rows: Whether gradients of embeddings can be rows.
+    """
+
+    name: str
+    version: str
+    is_eager = False
+    has_local_steps = False
+    has_rows = False
+
+    # ---- steps
+
+    @abstractmethod
+    def gradient_step(
+        self, model: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None, tables: Sequence[int]
+    ) -> TrainingStep:
+        """Return the training step of a compiled, built model, whose optimizer it replaces.
+
+        Args:
+            model: The model.
+            layout: Layout of its trainable variables.
+            loss_scale: The program's ``loss_scale``; None takes it from the model's own LossScaleOptimizer.
+            tables: Variables, by index, whose gradients are returned as rows; empty without :attr:`has_rows`.
+
+        Raises:
+            ShapeMismatch: the model has other trainable variables than the layout.
+        """
+
+    def local_step(self, model: Any, layout: ParameterLayout) -> TrainingStep:
+        """Return the training step of a model that runs with the model's own optimizers.
+
+        Raises:
+            CaptureError: the backend has none.
+        """
+        raise CaptureError(
+            "A model with several optimizers: expected a worker with Keras on TensorFlow. Received: one on "
+            f"{self.name}. Set KERAS_BACKEND=tensorflow."
+        )
+
+    @abstractmethod
+    def call(self, model: Any, layout: ParameterLayout, method: Literal["test_step", "predict_step"]) -> ModelCall:
+        """Return a step of a compiled, built model.
+
+        Args:
+            model: The model; ``test_step`` updates its metrics as in Keras.
+            layout: Layout of its trainable variables.
+            method: ``test_step`` returns its logs, name -> 0-d float32 tensor, or an array; ``predict_step`` the leaves
+                of its outputs.
+
+        Raises:
+            ShapeMismatch: the model has other trainable variables than the layout.
+        """
+
+    @property
+    def lanes(self) -> int:
+        """Number of gradients that are best computed in one call here."""
+        return 1
+
+    def batched_step(self, step: TrainingStep) -> BatchedStep | None:
+        """Return the step of several gradients in one call; None where there is none, or with other results."""
+        return None
+
+    @abstractmethod
+    def run_step(self, model: Any, step: StepName, batch: Any) -> Any:
+        """Call a step of the model with a batch of tensors, and return its logs, or the outputs.
+
+        The caller restores the model's variables.
+        """
+
+    @abstractmethod
+    def trace(self, model: Any, step: StepName, batch: Any) -> None:
+        """Trace a step of the model for a batch of tensors, as ``fit`` would."""
+
+    # ---- tensors
+
+    @abstractmethod
+    def to_tensor(self, leaf: Any) -> Any:
+        """Return an array, dense, sparse or ragged, as the tensor that the model's own steps expect."""
+
+    @abstractmethod
+    def blank(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return a tensor of zeros."""
+
+    def reduce(self, obj: Any) -> tuple[Any, ...] | None:
+        """Return function and arguments that make an object of the backend again in another process.
+
+        None where the object is none of the backend, or pickles well by itself.
+        """
+        return None
+
+    # ---- devices and modes
+
+    def without_graphs(self) -> AbstractContextManager[None]:
+        """Run in the block each operation at once, with its value."""
+        return nullcontext()
+
+    def seeded(self, seed: int) -> AbstractContextManager[None]:
+        """Seed the backend's own generators in the block, and restore them."""
+        return nullcontext()
+
+    @abstractmethod
+    def full_precision(self) -> AbstractContextManager[None]:
+        """Compute products of float32 with all their bits in the block, also on accelerators."""
+
+    def seed_worker(self, worker: int) -> None:
+        """Seed the backend's own generator, if a model draws from it: other units per worker, the same in every run."""
+        return
+
+    def limit_threads(self, threads: int) -> None:
+        """Limit the process to this number of threads, where the backend can."""
+        return
+
+    def share_gpus(self) -> None:
+        """Leave unused memory of GPUs to other processes, where the backend takes all."""
+        return
+
+
+def current() -> KerasBackend:
+    """Return the backend that Keras has loaded."""
+    return _load(keras.backend.backend())
+
+
+@cache
+def _load(name: str) -> KerasBackend:
+    backend: KerasBackend = importlib.import_module(f"nfdt.model.backends.{name}").BACKEND
+    return backend
+
+
+def to_tensor(leaf: Any) -> Any:
+    """Return an array, dense, sparse or ragged, as a tensor of Keras' backend."""
+    return current().to_tensor(leaf)
+
+
+def as_tensors(batch: Any) -> Any:
+    """Return the pytree with tensors at its leaves, as the model's own steps expect them; None stays None."""
+    return keras.tree.map_structure(lambda leaf: None if leaf is None else to_tensor(leaf), batch)

@@ -1,0 +1,253 @@
+"""The user's own ``train_step`` and ``test_step`` on JAX as functions of weights and batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.errors import CaptureError
+from nfdt.model.backends.contract import PreparedBatch, TrainingStep, as_tensors
+from nfdt.model.backends.denominator import SUM, LossDenominator
+from nfdt.model.backends.recording import RecordingOptimizer, StepGradients, replace_everywhere
+from nfdt.model.backends.step_result import GradientResult, check_layout, flat_logs, own_loss_scale
+
+
+class JaxGradientStep(TrainingStep):
+    """One training step of a model on JAX: one function, compiled once per batch signature.
+
+    The model's optimizer is permanently replaced by one that records gradients. The trainable variables keep their
+    values.
+
+    Args:
+        model: A compiled, built model.
+        layout: Layout of its trainable variables.
+        loss_scale: The program's ``loss_scale``; None takes it from the model's own LossScaleOptimizer.
+
+    Attributes:
+        optimizer: Its recording optimizer.
+        sums: Whether the loss is a sum; known after the first step.
+    """
+
+    def __init__(self, model: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None) -> None:
+        check_layout(model, layout)
+        self.model, self._layout = model, layout
+        self.optimizer = JaxRecordingOptimizer(model.optimizer, layout, loss_scale or own_loss_scale(model.optimizer))
+        replace_everywhere(model, self.optimizer)
+        self._version = int(self.optimizer.iterations)
+        self._changing = [*model.non_trainable_variables, *model.metrics_variables, *self.optimizer.variables]
+        self._counts = [len(model.non_trainable_variables), len(model.metrics_variables), len(self.optimizer.variables)]
+        self._by_variable = jax.default_backend() == "cpu"
+        self._denominator, self.sums = LossDenominator(model), False
+        self._traces = 0
+        self._run = _compiled(self.pure, model)
+
+    @property
+    def traces(self) -> int:
+        """Number of runs of the step's Python code: of traces, or of all steps of an eager model."""
+        return self._traces
+
+    def _compute(self, weights: Any, batch: PreparedBatch, version: int, share: float) -> GradientResult:
+        self.optimizer.iterations.assign(version)
+        held = [variable.value for variable in self._changing]
+        factor = np.float32(1.0 / share)
+        gradient, logs, finite, changed, counted = self._run(self._cut(weights), held, batch.pytree, factor)
+        _assign(self._changing, changed)
+        return GradientResult(self._joined(gradient), logs, bool(finite), SUM if self.sums else counted)
+
+    def _cut(self, weights: Any) -> Any:
+        """Return the weights as the compiled function takes them: on CPUs by variable, as cutting takes long there."""
+        if not self._by_variable:
+            return weights
+        weights = np.asarray(weights)
+        return [weights[slot.start : slot.stop].reshape(slot.shape) for slot in self._layout.slots]
+
+    def _joined(self, gradient: Any) -> Any:
+        if not self._by_variable:
+            return gradient
+        parts = [np.asarray(part) for part in gradient]
+        return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+    def pure(
+        self, weights: Any, held: list[Any], batch: Any, factor: Any
+    ) -> tuple[Any, dict[str, Any], Any, list[Any], Any]:
+        """Return gradient, logs, whether it is finite, ``held`` after the step, and the denominator if it is a number.
+
+        ``held``: untrained variables, those of metrics, and of the optimizer; ``factor``: of losses that are sums.
+        """
+        self._traces += 1
+        untrained, metrics, own = _split(held, self._counts)
+        self.optimizer.gradients.clear()
+        self._denominator.begin(factor)
+        state = (_unflatten(weights, self._layout, self.model.trainable_variables), untrained, own, metrics)
+        logs, state = self.model.train_step(state, batch)
+        _, untrained, own, metrics = state
+        parts, finite = self.optimizer.collect()
+        denominator = self._denominator.end()
+        self.sums = denominator is SUM
+        if self.sums:
+            parts, denominator = [part / factor for part in parts], None
+        gradient = parts if self._by_variable else _concatenated(parts)
+        return gradient, flat_logs(logs, "train_step", as_log), finite, [*untrained, *metrics, *own], denominator
+
+
+def model_call(model: Any, layout: ParameterLayout, method: str) -> Callable[[Any, Any], Any]:
+    """Return ``test_step`` or ``predict_step`` as a function of flat weights and a batch; see ``KerasBackend.call``.
+
+    A prediction leaves the model as it is.
+    """
+    check_layout(model, layout)
+    metrics = model.metrics_variables if method == "test_step" else []
+    variables, counts = [*model.non_trainable_variables, *metrics], [len(model.non_trainable_variables), len(metrics)]
+
+    def pure(weights: Any, held: list[Any], batch: Any) -> tuple[Any, list[Any]]:
+        untrained, metrics = _split(held, counts)
+        trainable = _unflatten(weights, layout, model.trainable_variables)
+        if method == "predict_step":
+            outputs, _ = model.predict_step((trainable, untrained), batch)
+            return list(keras.tree.flatten(outputs)), held
+        logs, (_, untrained, metrics) = model.test_step((trainable, untrained, metrics), batch)
+        return flat_logs(logs, method, as_log), [*untrained, *metrics]
+
+    run = _compiled(pure, model)
+
+    def call(weights: Any, batch: Any) -> Any:
+        found, changed = run(weights, [variable.value for variable in variables], as_tensors(batch))
+        _assign(variables, changed)
+        return found
+
+    return call
+
+
+class JaxRecordingOptimizer(RecordingOptimizer):
+    """Replacement of the model's optimizer while a worker computes gradients with JAX.
+
+    Args:
+        replaced: The model's optimizer.
+        layout: Layout of the trainable variables.
+        loss_scale: Dynamic scale of the loss, ``{"initial_scale", "dynamic_growth_steps"}``; None: a fixed one.
+    """
+
+    gradients: _TracedGradients
+
+    def __init__(self, replaced: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None) -> None:
+        super().__init__(replaced, (), _TracedGradients(layout))
+        self._scale: Any = None
+        if loss_scale is not None:
+            initial = keras.initializers.Constant(float(loss_scale["initial_scale"]))
+            self._scale = self.add_variable(shape=(), initializer=initial, dtype="float32", name="dynamic_scale")
+            self._finite_steps = self.add_variable(shape=(), initializer="zeros", dtype="int32", name="finite_steps")
+        self._growth_steps = int(loss_scale["dynamic_growth_steps"]) if loss_scale else 0
+        self._factor = None if loss_scale else replaced.loss_scale_factor
+
+    @property
+    def scales(self) -> bool:
+        """Whether each step may change the scale of the loss."""
+        return self._scale is not None
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Return the loss, scaled as by the replaced optimizer."""
+        if self._scale is not None:
+            return loss * keras.ops.cast(self._scale, loss.dtype)
+        return loss * self._factor if self._factor is not None else loss
+
+    def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> tuple[Any, Any]:
+        """Record the gradients of this step; return the trainable variables as they are.
+
+        Raises:
+            CaptureError: the gradients are not one for each trainable variable, or the second of this step.
+        """
+        iterations, rate, *scaling = optimizer_variables
+        parts = _vectors(grads, self.gradients.layout)
+        if scaling:
+            scale, finite_steps = scaling
+            finite = jax.numpy.array([jax.numpy.isfinite(part).all() for part in parts]).all()
+            self.gradients.finite = finite
+            parts = [part / scale for part in parts]
+            grows = finite & (finite_steps == self._growth_steps - 1)
+            scaling = [
+                scale * jax.numpy.where(finite, jax.numpy.where(grows, 2.0, 1.0), 0.5),
+                jax.numpy.where(finite & ~grows, finite_steps + 1, 0),
+            ]
+        elif self._factor is not None:
+            parts = [part / self._factor for part in parts]
+        self.gradients.add(dict(enumerate(parts)))
+        return trainable_variables, [iterations + 1, rate, *scaling]
+
+    def collect(self) -> tuple[list[Any], Any]:
+        """Return the gradient of this step by variable, and whether it is finite.
+
+        Raises:
+            CaptureError: no gradient was recorded.
+        """
+        self.gradients.require_any()
+        found = list(self.gradients.recorded.values()), self.gradients.finite
+        self.gradients.clear()  # arrays of a trace must not outlive it
+        return found
+
+
+class _TracedGradients(StepGradients):
+    """The gradients of the step that is being traced, and whether they are finite."""
+
+    applied_by = "self.optimizer.stateless_apply(...)"
+    finite: Any = True
+
+    def clear(self) -> None:
+        """Begin a step."""
+        super().clear()
+        self.finite = jax.numpy.array(True)
+
+
+def _vectors(grads: Sequence[Any], layout: ParameterLayout) -> list[Any]:
+    """Return gradients as float32 vectors, zeros for those that are None."""
+    slots = layout.slots
+    if len(grads) != len(slots):
+        raise CaptureError(
+            f"train_step() passes {len(grads)} gradients to the optimizer. Expected: one for each of the model's "
+            f"{len(slots)} trainable variables, as Keras' stateless_apply() does."
+        )
+    zeros, float32 = jax.numpy.zeros, jax.numpy.float32
+    return [
+        zeros(slot.size, float32) if grad is None else grad.astype(float32).reshape(-1)
+        for grad, slot in zip(grads, slots, strict=True)
+    ]
+
+
+def _compiled(function: Callable[..., Any], model: Any) -> Callable[..., Any]:
+    """Wrap a function as Keras would run it for this model."""
+    return function if model.run_eagerly or not model.jit_compile else jax.jit(function)
+
+
+def _concatenated(parts: list[Any]) -> Any:
+    return jax.numpy.concatenate(parts) if parts else jax.numpy.zeros(0, jax.numpy.float32)
+
+
+def _unflatten(weights: Any, layout: ParameterLayout, variables: Sequence[Any]) -> list[Any]:
+    """Return values of the variables, of flat weights or of those of each variable."""
+    if isinstance(weights, list):
+        pairs = zip(weights, variables, strict=True)
+        return [value.astype(keras.backend.standardize_dtype(variable.dtype)) for value, variable in pairs]
+    return [
+        weights[slot.start : slot.stop].reshape(slot.shape).astype(keras.backend.standardize_dtype(variable.dtype))
+        for slot, variable in zip(layout.slots, variables, strict=True)
+    ]
+
+
+def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def _split(values: Sequence[Any], counts: Sequence[int]) -> list[list[Any]]:
+    left = iter(values)
+    return [[next(left) for _ in range(count)] for count in counts]
+
+
+def as_log(_: str, value: Any) -> Any:
+    """Return a log as a 0-d float32 array, or as an array."""
+    array = jax.numpy.asarray(value)
+    return array.astype("float32") if array.ndim == 0 else array

@@ -1,0 +1,136 @@
+"""Keras on TensorFlow."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from nfdt.core.arrays.composite import RaggedArray, SparseArray
+from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.model.backends.contract import KerasBackend, ModelCall, StepName, TrainingStep
+from nfdt.model.backends.tensorflow_step import GradientStep, LocalStep, model_call
+from nfdt.model.keras_internals.models import table_default
+from nfdt.model.keras_internals.training import tensorflow_seeded
+
+logger = logging.getLogger(__name__)
+
+
+class TensorFlowBackend(KerasBackend):
+    """TensorFlow; see :class:`~nfdt.model.backends.contract.KerasBackend`."""
+
+    name = "tensorflow"
+    version = str(tf.__version__)
+    has_local_steps = True
+    has_rows = True
+
+    def gradient_step(
+        self, model: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None, tables: Sequence[int]
+    ) -> TrainingStep:
+        """Return a step whose gradient is a tensor, or rows of tables."""
+        return GradientStep(model, layout, loss_scale=loss_scale, tables=tables)
+
+    def local_step(self, model: Any, layout: ParameterLayout) -> TrainingStep:
+        """Return a step that runs as it is."""
+        return LocalStep(model, layout)
+
+    def call(self, model: Any, layout: ParameterLayout, method: str) -> ModelCall:
+        """Return a step as a graph."""
+        return model_call(model, layout, method)
+
+    def to_tensor(self, leaf: Any) -> Any:
+        """Return an array as a ``tf.Tensor``, ``tf.SparseTensor`` or ``tf.RaggedTensor``."""
+        if isinstance(leaf, SparseArray):
+            return tf.SparseTensor(leaf.indices, leaf.values, leaf.shape)
+        if isinstance(leaf, RaggedArray):
+            return tf.RaggedTensor.from_nested_row_splits(leaf.values, leaf.splits)
+        return tf.convert_to_tensor(leaf)
+
+    def run_step(self, model: Any, step: StepName, batch: Any) -> Any:
+        """Call a step, which works on the model's variables."""
+        return getattr(model, step)(batch)
+
+    def trace(self, model: Any, step: StepName, batch: Any) -> None:
+        """Build the graph of a step; an eager model runs it."""
+        if model.run_eagerly:
+            getattr(model, step)(batch)
+        else:
+            tf.function(tf.autograph.experimental.do_not_convert(getattr(model, step))).get_concrete_function(batch)
+
+    @contextmanager
+    def without_graphs(self) -> Iterator[None]:
+        """Run ``tf.function`` eagerly in the block."""
+        eager = tf.config.functions_run_eagerly()
+        tf.config.run_functions_eagerly(True)
+        try:
+            yield
+        finally:
+            tf.config.run_functions_eagerly(eager)
+
+    def seeded(self, seed: int) -> AbstractContextManager[None]:
+        """Seed TensorFlow's context."""
+        return tensorflow_seeded(seed)
+
+    @contextmanager
+    def full_precision(self) -> Iterator[None]:
+        """Disable TensorFloat-32."""
+        allowed = tf.config.experimental.tensor_float_32_execution_enabled()
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        try:
+            yield
+        finally:
+            tf.config.experimental.enable_tensor_float_32_execution(allowed)
+
+    def reduce(self, obj: Any) -> tuple[Any, ...] | None:
+        """Return the form of a ``tf.Variable`` or a lookup table.
+
+        A tensor of a graph, which was traced in this process, becomes None.
+        """
+        if isinstance(obj, tf.Variable):
+            return _make_variable, (obj.numpy(), bool(obj.trainable), obj.name.partition(":")[0])
+        if isinstance(obj, tf.lookup.StaticHashTable | tf.lookup.experimental.MutableHashTable):
+            keys, values = obj.export()
+            types = obj.key_dtype.name, obj.value_dtype.name
+            is_static = isinstance(obj, tf.lookup.StaticHashTable)
+            return _make_table, (is_static, types, keys.numpy(), values.numpy(), table_default(obj).numpy())
+        return (_nothing, ()) if isinstance(obj, tf.Tensor) and not hasattr(obj, "numpy") else None
+
+    def blank(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return a tensor of zeros."""
+        return tf.zeros(shape, dtype)
+
+    def limit_threads(self, threads: int) -> None:
+        """Limit the threads of operations; only the first job of a process can."""
+        try:
+            tf.config.threading.set_intra_op_parallelism_threads(threads)
+            tf.config.threading.set_inter_op_parallelism_threads(threads)
+        except RuntimeError:
+            logger.debug("TensorFlow runs already; its thread count stays")
+
+    def share_gpus(self) -> None:
+        """Let the memory of GPUs grow with its use."""
+        for gpu in tf.config.list_physical_devices("GPU"):
+            tf.config.experimental.set_memory_growth(gpu, True)
+
+
+def _make_variable(value: Any, trainable: bool, name: str) -> Any:
+    return tf.Variable(value, trainable=trainable, name=name)
+
+
+def _make_table(is_static: bool, types: tuple[str, str], keys: Any, values: Any, default: Any) -> Any:
+    keys, values = tf.constant(keys, types[0]), tf.constant(values, types[1])
+    if is_static:
+        return tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, values), default)
+    table = tf.lookup.experimental.MutableHashTable(*types, default)
+    table.insert(keys, values)
+    return table
+
+
+def _nothing() -> None:
+    return None
+
+
+BACKEND = TensorFlowBackend()

@@ -1,0 +1,209 @@
+"""The user's own steps as functions of flat weights and a batch, traced by TensorFlow: gradients, updates, tests."""
+
+from __future__ import annotations
+
+import functools
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.errors import CaptureError
+from nfdt.model.backends.contract import TrainingStep
+from nfdt.model.backends.denominator import SUM, LossDenominator
+from nfdt.model.backends.direct_call import DirectCall, Prepared
+from nfdt.model.backends.recording import replace_everywhere
+from nfdt.model.backends.step_result import GradientResult, check_layout, flat_logs, own_loss_scale
+from nfdt.model.backends.tables import Tables
+from nfdt.model.backends.tensorflow_recording import GraphRecordingOptimizer, LossScale
+
+
+class WeightSetter:
+    """Assigns a flat vector to the trainable variables.
+
+    Args:
+        model: A built model.
+        layout: Layout of its trainable variables.
+        tables: Indices of variables that are not part of the vector.
+
+    Raises:
+        ShapeMismatch: the model has other trainable variables than the layout.
+    """
+
+    def __init__(self, model: Any, layout: ParameterLayout, tables: Sequence[int] = ()) -> None:
+        check_layout(model, layout)
+        self._variables = [v for i, v in enumerate(model.trainable_variables) if i not in tables]
+        self._layout = layout.without(tables)
+
+    def __call__(self, weights: Any) -> None:
+        """Assign ``weights``, shape ``(P,)``, float32."""
+        weights = tf.ensure_shape(weights, [self._layout.size])
+        for variable, slot in zip(self._variables, self._layout.slots, strict=True):
+            # One slice and one assignment per variable, all of them nodes of the step's graph.
+            part = tf.reshape(weights[slot.start : slot.stop], slot.shape)
+            variable.value.assign(tf.cast(part, variable.value.dtype))
+
+    def read(self) -> Any:
+        """Return the current weights, shape ``(P,)``, float32."""
+        parts = [tf.reshape(tf.cast(variable.value, tf.float32), [-1]) for variable in self._variables]
+        return tf.concat(parts, 0) if parts else tf.zeros(0)
+
+
+class GraphStep(TrainingStep):
+    """A training step whose calls are one ``tf.function`` call, traced once per batch signature.
+
+    Args:
+        model: A compiled, built model.
+        layout: Layout of its trainable variables.
+        tables: Variables, by index, that are not part of the flat weights.
+    """
+
+    def __init__(self, model: Any, layout: ParameterLayout, tables: Sequence[int] = ()) -> None:
+        self.model = model
+        self._weights = WeightSetter(model, layout, tables)
+        self._run = direct_call(self._traced, model)
+
+    @property
+    def traces(self) -> int:
+        """Number of traces of the step; 0 for an eager model."""
+        return self._run.traces
+
+    def prepare(self, batch: Any) -> Prepared:
+        """Convert a pytree of arrays to the tensors that the step needs, ahead of the call."""
+        return self._run.prepare(batch)
+
+    @abstractmethod
+    def _traced(self, weights: Any, batch: Any, *scalars: Any) -> Any:
+        """Run the step on tensors: the function that is traced."""
+
+
+class GradientStep(GraphStep):
+    """Step that returns the gradient; the model's optimizer is permanently replaced by one that records it.
+
+    Args:
+        model: A compiled, built model.
+        layout: Layout of its trainable variables.
+        loss_scale: The program's ``loss_scale``; None takes it from the model's own LossScaleOptimizer.
+        tables: Variables, by index, whose gradients are returned as rows.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        layout: ParameterLayout,
+        *,
+        loss_scale: Mapping[str, Any] | None = None,
+        tables: Sequence[int] = (),
+    ) -> None:
+        super().__init__(model, layout, tables)
+        self._tables = Tables(model, layout, tables) if tables else None
+        self._optimizer = replace_optimizer(model, layout, loss_scale or own_loss_scale(model.optimizer), tables)
+        self._version = int(self._optimizer.iterations)
+        self._denominator, self._sums = LossDenominator(model), False
+        self._share, self._factor = 1.0, tf.Variable(1.0, trainable=False)
+
+    def _compute(self, weights: Any, batch: Any, version: int, share: float) -> GradientResult:
+        dense = self._tables.show(weights) if self._tables else weights
+        now = np.array(version, np.int64)  # of a Python number TensorFlow keeps the tensor for ever
+        if share != self._share:
+            self._share = share
+            self._factor.assign(1.0 / share)
+        gradient, index, logs, finite, counted = self._run(dense, batch, tf.constant(now))
+        gradient = self._tables.gradient(gradient, index) if self._tables else gradient
+        return GradientResult(gradient, logs, bool(finite), SUM if self._sums else counted)
+
+    def _traced(self, weights: Any, batch: Any, *scalars: Any) -> tuple[Any, ...]:
+        self._weights(weights)
+        self._optimizer.begin(*scalars)
+        self._denominator.begin(self._factor)
+        logs = step_logs(self.model.train_step(batch), "train_step")
+        gradient, index, finite = self._optimizer.collect_rows()
+        denominator = of_this_graph(self._denominator.end())
+        self._sums = denominator is SUM
+        if self._sums:
+            gradient, denominator = gradient / self._factor, None
+        return gradient, index, logs, finite, denominator
+
+
+def of_this_graph(denominator: Any) -> Any:
+    """Return a denominator, or None instead of a tensor of an inner graph, as of a decorated ``train_step``."""
+    if not tf.is_tensor(denominator) or tf.executing_eagerly():
+        return denominator
+    return denominator if denominator.graph is tf.compat.v1.get_default_graph() else None
+
+
+def in_graph(function: Any, model: Any) -> Any:
+    """Wrap ``function`` as Keras would run it for this model: eagerly, or as one graph, compiled by XLA or not."""
+    if model.run_eagerly:
+        return function
+    undecorated = tf.autograph.experimental.do_not_convert(function)
+    return tf.function(undecorated, reduce_retracing=True, jit_compile=model.jit_compile)
+
+
+def direct_call(function: Any, model: Any) -> DirectCall:
+    """Wrap ``function`` of weights and batch as Keras would run it for this model, for frequent calls."""
+    return DirectCall(function, None if model.run_eagerly else functools.partial(in_graph, model=model))
+
+
+def replace_optimizer(
+    model: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None, tables: Sequence[int] = ()
+) -> GraphRecordingOptimizer:
+    """Replace every reference of the model to its optimizer by a recording optimizer."""
+    replaced = model.optimizer
+    scale = LossScale(None if loss_scale else replaced.loss_scale_factor, loss_scale)
+    recording = GraphRecordingOptimizer(replaced, model.trainable_variables, layout, scale, tables)
+    replace_everywhere(model, recording)
+    return recording
+
+
+def step_logs(logs: Any, method: str) -> dict[str, Any]:
+    """Return a step's logs, nested dictionaries flattened as in Keras: numbers as 0-d float32 tensors, and arrays.
+
+    Raises:
+        CaptureError: the logs are not a dictionary, or contain text.
+    """
+
+    def as_log(name: str, value: Any) -> Any:
+        tensor = tf.convert_to_tensor(value)
+        if tensor.dtype == tf.string:
+            raise CaptureError(f"{method}() must return numbers or arrays of them. Received: text as {name!r}.")
+        return tf.cast(tensor, tf.float32) if tensor.shape.rank == 0 else tensor
+
+    return flat_logs(logs, method, as_log)
+
+
+def model_call(model: Any, layout: ParameterLayout, method: str) -> Callable[[Any, Any], Any]:
+    """Return ``test_step`` or ``predict_step`` as a function of flat weights and a batch, traced once per signature."""
+    assign = WeightSetter(model, layout)
+
+    def traced(weights: Any, batch: Any) -> Any:
+        assign(weights)
+        found = getattr(model, method)(batch)
+        return step_logs(found, method) if method == "test_step" else list(keras.tree.flatten(found))
+
+    run = direct_call(traced, model)
+    return lambda weights, batch: run(weights, run.prepare(batch))
+
+
+class LocalStep(GraphStep):
+    """Step with the model's own optimizers; its gradient is the weights before minus the weights after the step.
+
+    Optimizers, as many as there are, step in the order of ``train_step``, and later parts of the step see their
+    updates. Assignments to weights count as well, as those of a moving average. See
+    :mod:`nfdt.model.program.local_optimizers`. The optimizers must be built.
+    """
+
+    def _compute(self, weights: Any, batch: Any, version: int, share: float) -> GradientResult:
+        """Train on one batch; ``version`` and ``share`` are ignored: the step is that of plain Keras with it."""
+        difference, logs = self._run(weights, batch)
+        return GradientResult(difference, logs, finite=True)
+
+    def _traced(self, weights: Any, batch: Any, *scalars: Any) -> tuple[Any, dict[str, Any]]:
+        self._weights(weights)
+        before = self._weights.read()  # as the variables' dtypes hold them
+        logs = step_logs(self.model.train_step(batch), "train_step")
+        return before - self._weights.read(), logs

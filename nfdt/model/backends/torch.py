@@ -1,0 +1,235 @@
+"""Keras on PyTorch, which computes each operation at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+
+from nfdt.core.arrays.composite import RaggedArray, SparseArray
+from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.errors import CaptureError
+from nfdt.model.backends.contract import (
+    KerasBackend,
+    ModelCall,
+    PreparedBatch,
+    StepName,
+    TrainingStep,
+    as_tensors,
+)
+from nfdt.model.backends.denominator import SUM, LossDenominator
+from nfdt.model.backends.recording import RecordingOptimizer, StepGradients, replace_everywhere
+from nfdt.model.backends.step_result import GradientResult, check_layout, flat_logs, own_loss_scale
+from nfdt.model.keras_internals.models import compiles_torch
+
+
+class TorchBackend(KerasBackend):
+    """PyTorch; see :class:`~nfdt.model.backends.contract.KerasBackend`."""
+
+    name = "torch"
+    version = str(torch.__version__)
+    is_eager = True
+
+    def gradient_step(
+        self, model: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None, tables: Sequence[int]
+    ) -> TrainingStep:
+        """Return a step that works on the model's variables."""
+        return TorchGradientStep(model, layout, loss_scale)
+
+    def call(self, model: Any, layout: ParameterLayout, method: str) -> ModelCall:
+        """Return a step that works on the model's variables."""
+        check_layout(model, layout)
+        run = _compiled(getattr(model, method), model)
+
+        def call(weights: Any, batch: Any) -> Any:
+            _assign(weights, model, layout)
+            with torch.no_grad():
+                found = run(as_tensors(batch))
+                return flat_logs(found, method, _as_log) if method == "test_step" else list(keras.tree.flatten(found))
+
+        return call
+
+    def to_tensor(self, leaf: Any) -> Any:
+        """Return an array as a ``torch.Tensor`` on the device of Keras, with its own copy of the elements.
+
+        Raises:
+            CaptureError: the array is sparse or ragged, or consists of texts.
+        """
+        if isinstance(leaf, RaggedArray | SparseArray) or np.asarray(leaf).dtype.kind in "OSU":
+            kind = {RaggedArray: "a ragged array", SparseArray: "a sparse array"}.get(type(leaf), "an array of texts")
+            raise CaptureError(
+                "Training data: expected numbers in dense arrays, as Keras on PyTorch has them. "
+                f"Received: {kind}. Convert it before fit(), or set KERAS_BACKEND=tensorflow."
+            )
+        return keras.ops.convert_to_tensor(np.array(leaf))
+
+    def run_step(self, model: Any, step: StepName, batch: Any) -> Any:
+        """Call a step, which works on the model's variables."""
+        with torch.set_grad_enabled(step == "train_step"):
+            return getattr(model, step)(batch)
+
+    def trace(self, model: Any, step: StepName, batch: Any) -> None:
+        """Run a step, and restore the variables that existed before."""
+        variables = list(model.variables)
+        held = [variable.numpy() for variable in variables]
+        self.run_step(model, step, batch)
+        for variable, value in zip(variables, held, strict=True):
+            variable.assign(value)
+
+    @contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """Seed PyTorch's generators."""
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            yield
+
+    @contextmanager
+    def full_precision(self) -> Iterator[None]:
+        """Disable TensorFloat-32."""
+        allowed = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(allowed)
+
+    def reduce(self, obj: Any) -> tuple[Any, ...] | None:
+        """Return the form of a tensor: its elements on the host."""
+        return (_make_tensor, (obj.detach().cpu().numpy(),)) if type(obj) is torch.Tensor else None
+
+    def blank(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return a tensor of zeros."""
+        return keras.ops.zeros(shape, dtype)
+
+    def seed_worker(self, worker: int) -> None:
+        """Seed PyTorch's generator, from which dropout draws."""
+        torch.manual_seed(worker)
+
+    def limit_threads(self, threads: int) -> None:
+        """Limit the threads of operations."""
+        torch.set_num_threads(threads)
+
+
+class TorchGradientStep(TrainingStep):
+    """One training step of a model on PyTorch, compiled where the model asks for it.
+
+    The model's optimizer is permanently replaced by one that records gradients; the step assigns the weights.
+
+    Args:
+        model: A compiled, built model.
+        layout: Layout of its trainable variables.
+        loss_scale: The program's ``loss_scale``; None takes it from the model's own LossScaleOptimizer.
+    """
+
+    def __init__(self, model: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None) -> None:
+        check_layout(model, layout)
+        self.model, self._layout = model, layout
+        self._optimizer = TorchRecordingOptimizer(
+            model.optimizer, model.trainable_variables, layout, loss_scale or own_loss_scale(model.optimizer)
+        )
+        replace_everywhere(model, self._optimizer)
+        self._version = int(self._optimizer.iterations)
+        self._denominator = LossDenominator(model)
+        self._run = _compiled(model.train_step, model)
+
+    def _compute(self, weights: Any, batch: PreparedBatch, version: int, share: float) -> GradientResult:
+        _assign(weights, self.model, self._layout)
+        self._optimizer.begin(version)
+        self._denominator.begin(1.0 / share)
+        logs = flat_logs(self._run(batch.pytree), "train_step", _as_log)
+        gradient, finite = self._optimizer.collect()
+        denominator = self._denominator.end()
+        if denominator is SUM:
+            gradient *= np.float32(share)
+        return GradientResult(gradient, logs, finite, denominator)
+
+
+class TorchRecordingOptimizer(RecordingOptimizer):
+    """Replacement of the model's optimizer while a worker computes gradients with PyTorch.
+
+    Args:
+        replaced: The model's optimizer.
+        variables: The trainable variables, in the layout's order.
+        layout: Position of each variable in the flat vector.
+        loss_scale: Dynamic scale of the loss, ``{"initial_scale", "dynamic_growth_steps"}``; None: a fixed one.
+    """
+
+    gradients: _EagerGradients
+
+    def __init__(
+        self, replaced: Any, variables: Sequence[Any], layout: ParameterLayout, loss_scale: Mapping[str, Any] | None
+    ) -> None:
+        fixed = {"initial_scale": replaced.loss_scale_factor or 1.0, "dynamic_growth_steps": 0}
+        super().__init__(replaced, variables, _EagerGradients(layout, loss_scale or fixed))
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Return the loss, scaled as by the replaced optimizer."""
+        return loss * self.gradients.scale if self.gradients.scale != 1.0 else loss
+
+    def collect(self) -> tuple[Any, bool]:
+        """Return the step's flat, unscaled float32 gradient on the host, shape ``(P,)``, and whether it is finite.
+
+        Raises:
+            CaptureError: no gradient was recorded.
+        """
+        return self.gradients.collect()
+
+
+class _EagerGradients(StepGradients):
+    """The gradients of one step, and their scale; it is dynamic if ``dynamic_growth_steps`` is not 0."""
+
+    def __init__(self, layout: ParameterLayout, scaling: Mapping[str, Any]) -> None:
+        super().__init__(layout)
+        self.scale = float(scaling["initial_scale"])
+        self._growth_steps = int(scaling["dynamic_growth_steps"])
+        self._finite_steps = 0
+
+    def collect(self) -> tuple[Any, bool]:
+        """Return the flat gradient without the scale, and whether it is finite; updates a dynamic scale."""
+        self.require_any()
+        flat = np.zeros(self.layout.size, np.float32)
+        for place, gradient in self.recorded.items():
+            slot = self.layout.slots[place]
+            torch.from_numpy(flat[slot.start : slot.stop]).copy_(gradient.detach().reshape(-1))
+        if self.scale != 1.0:
+            flat /= np.float32(self.scale)
+        if not self._growth_steps:
+            return flat, True
+        finite = bool(np.isfinite(flat).all())
+        self._finite_steps = self._finite_steps + 1 if finite else 0
+        if self._finite_steps == self._growth_steps:
+            self._finite_steps = 0
+            self.scale *= 2.0
+        elif not finite:
+            self.scale *= 0.5
+        return flat, finite
+
+
+def _compiled(step: Callable[..., Any], model: Any) -> Callable[..., Any]:
+    """Wrap a step as Keras would run it for this model."""
+    compiled: Callable[..., Any] = torch.compile(step) if compiles_torch(model) else step
+    return compiled
+
+
+def _assign(weights: Any, model: Any, layout: ParameterLayout) -> None:
+    """Copy flat weights to the trainable variables."""
+    flat = torch.from_numpy(np.require(weights, requirements=["W"]))
+    with torch.no_grad():
+        for slot, variable in zip(layout.slots, model.trainable_variables, strict=True):
+            variable.value.copy_(flat[slot.start : slot.stop].reshape(slot.shape))
+
+
+def _as_log(_: str, value: Any) -> Any:
+    array = keras.ops.convert_to_numpy(value)
+    return array.astype(np.float32) if array.ndim == 0 else array
+
+
+def _make_tensor(value: Any) -> Any:
+    return keras.ops.convert_to_tensor(value)
+
+
+BACKEND = TorchBackend()

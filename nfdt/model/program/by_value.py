@@ -1,0 +1,270 @@
+"""Objects of Keras, pickled as they are: class and attributes, without their configuration or their constructor.
+
+A pickle of layers is a sequence: the root, then the record of each Keras object, in the order in which the objects
+were met, then the list of the variables that were pickled with their values. Everywhere else an object is a number.
+Identity is kept therefore, and a deep graph of layers does not nest.
+
+Weights of the trained model are not part of it: the program's state has them.
+"""
+
+from __future__ import annotations
+
+import collections
+import pickle
+import re
+import types
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import keras
+
+from nfdt.core.errors import ProtocolError
+from nfdt.model.backends.contract import current
+from nfdt.model.keras_internals.models import (
+    SET_BY_KERAS,
+    Functional,
+    KerasSaveable,
+    attributes_of_one_process,
+    backend_choice,
+    blank_layer,
+    initialize_variable,
+    is_built_by,
+    is_checkpoint_attribute,
+    make_functional,
+    renew,
+    serialization_lib,
+    tracking,
+    unwrapped,
+)
+from nfdt.model.program.collect import CustomObjects, collecting
+from nfdt.model.program.untrained import values_of
+
+# Containers that Keras substitutes for a model's own.
+_TRACKED = {
+    tracking.TrackedList: list,
+    tracking.TrackedOrderedDict: collections.OrderedDict,
+    tracking.TrackedDict: dict,
+    tracking.TrackedSet: set,
+}
+
+
+@dataclass(frozen=True)
+class ObjectRecord:
+    """One Keras object.
+
+    Attributes:
+        attributes: Its attributes by name.
+        value: Value of a variable; shape and dtype where the program's state holds the value; else None.
+        config: Configuration from which a new object gets the attributes ``missing``.
+        missing: Attributes that cannot be sent.
+    """
+
+    attributes: dict[str, Any]
+    value: Any = None
+    config: dict[str, Any] | None = None
+    missing: tuple[str, ...] = ()
+
+
+class ObjectPickler(cloudpickle.Pickler):
+    """Pickler of code and of Keras objects.
+
+    Args:
+        file: Writable binary file.
+        references: Name of each object, by its ``id``, that the reader gets by this name.
+        valueless: ``id`` of each variable that is sent without its value.
+        missing: Per object, by its ``id``, the attributes that are not sent, and its configuration.
+
+    Attributes:
+        met: The Keras objects, in order.
+        code: The functions and classes, by their ``id``.
+        variables: The variables of numbers that are pickled with their values, except those of metrics, in order.
+    """
+
+    def __init__(
+        self,
+        file: Any,
+        references: Mapping[int, str] | None = None,
+        valueless: Collection[int] = (),
+        missing: Mapping[int, tuple[tuple[str, ...], dict[str, Any]]] | None = None,
+    ) -> None:
+        super().__init__(file)
+        self._references, self._valueless, self._missing = references or {}, valueless, missing or {}
+        self._numbers: dict[int, int] = {}
+        self.met: list[Any] = []
+        self.code: dict[int, Any] = {}
+        self.modules: set[str] = set()
+        self.variables: list[Any] = []
+
+    def dump_all(self, root: Any) -> None:
+        """Pickle an object and the Keras objects that it refers to, each once, then the list of the variables."""
+        self.dump(root)
+        done = 0
+        while done < len(self.met):
+            self.dump(self._record(self.met[done]))
+            done += 1
+        counting = {id(variable) for obj in self.met if isinstance(obj, keras.Metric) for variable in obj.variables}
+        self.variables = [variable for variable in self.variables if id(variable) not in counting]
+        self.dump(self.variables)
+
+    def persistent_id(self, obj: Any) -> Any:
+        """Return the reference that replaces an object; None to pickle it."""
+        if id(obj) in self._references:
+            return self._references[id(obj)]
+        if not is_recorded(obj):
+            return None
+        if id(obj) not in self._numbers:
+            self._numbers[id(obj)] = len(self.met)
+            self.met.append(obj)
+            if isinstance(obj, keras.Variable) and id(obj) not in self._valueless:
+                self._note_variable(obj)
+        return self._numbers[id(obj)], type(obj), isinstance(obj, Functional)
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Return the form in which an object is pickled that pickles badly by itself."""
+        if isinstance(obj, type | types.FunctionType):
+            self.code[id(obj)] = obj
+            self.modules.add(str(obj.__module__))
+            return super().reducer_override(obj)
+        if isinstance(obj, types.ModuleType):
+            self.modules.add(obj.__name__)
+        if type(obj) in _TRACKED:
+            plain = _TRACKED[type(obj)]
+            members = plain(obj.items()) if issubclass(plain, dict) else list(obj)
+            return type(obj), (), (members, obj.tracker), None, None, _fill
+        if (plain := unwrapped(obj)) is not obj:
+            return _same, (plain,)
+        if isinstance(obj, keras.optimizers.Optimizer):
+            return _revive_optimizer, _describe_optimizer(obj)
+        if (reduced := current().reduce(obj)) is not None:
+            if hasattr(obj, "assign"):
+                self._note_variable(obj)
+            return reduced
+        if (backend := backend_choice(obj)) is not None:
+            return type(obj), (backend,)
+        return super().reducer_override(obj)
+
+    def _note_variable(self, variable: Any) -> None:
+        dtype = str(getattr(variable.dtype, "name", variable.dtype))
+        if dtype.startswith(("bool", "int", "uint", "float", "bfloat")) and None not in tuple(variable.shape):
+            self.variables.append(variable)
+
+    def _record(self, obj: Any) -> ObjectRecord:
+        missing, config = self._missing.get(id(obj), ((), None))
+        attributes = attributes_of(obj)
+        for name in missing:
+            del attributes[name]
+        return ObjectRecord(attributes, self._value(obj), config, missing)
+
+    def _value(self, obj: Any) -> Any:
+        if not isinstance(obj, keras.Variable):
+            return None
+        if id(obj) in self._valueless:
+            return tuple(int(n) for n in obj.shape), keras.backend.standardize_dtype(obj.dtype)
+        return values_of([obj])[0]
+
+
+_MOVED = re.compile(r"^nfdt\.core\.(?=(program|training|backends)\.)")
+
+
+class ObjectUnpickler(pickle.Unpickler):
+    """Reader of :meth:`ObjectPickler.dump_all`.
+
+    Args:
+        file: Readable binary file.
+        find: Returns the object of a reference by its name.
+
+    Attributes:
+        variables: The variables that were pickled with their values, in order.
+    """
+
+    def __init__(self, file: Any, find: Callable[[str], Any]) -> None:
+        super().__init__(file)
+        self._find = find
+        self._made: dict[int, Any] = {}
+        self.variables: list[Any] = []
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a class or function; programs of before have those of ``nfdt/model`` in ``nfdt/core``."""
+        return super().find_class(_MOVED.sub("nfdt.model.", module), name)
+
+    def persistent_load(self, pid: Any) -> Any:
+        """Return the object of a reference, empty if it has not been read yet."""
+        if isinstance(pid, str):
+            return self._find(pid)
+        number, cls, functional = pid
+        if number not in self._made:
+            if functional:  # no constructor runs here, in which Keras changes the bases of an installed class
+                make_functional(cls)
+            self._made[number] = _blank(cls)
+        return self._made[number]
+
+    def load_all(self) -> Any:
+        """Return the root with the Keras objects that it refers to."""
+        root = self.load()
+        done = 0
+        while done in self._made:
+            _restore(self._made[done], self.load())
+            done += 1
+        self.variables = self.load()
+        for obj in self._made.values():
+            renew(obj)
+        return root
+
+
+def is_recorded(obj: Any) -> bool:
+    """Return whether an object has a record of its own; an optimizer is sent as its configuration."""
+    if isinstance(obj, KerasSaveable):
+        return not isinstance(obj, keras.optimizers.Optimizer)
+    return isinstance(obj, keras.Variable | tracking.Tracker)
+
+
+def attributes_of(obj: Any) -> dict[str, Any]:
+    """Return the attributes of an object that another process can have, by name."""
+    found = {name: value for name, value in vars(obj).items() if not is_checkpoint_attribute(name)}
+    found.update(attributes_of_one_process(obj))
+    for name in SET_BY_KERAS:
+        if is_built_by(obj, found.get(name)):
+            del found[name]
+    return found
+
+
+def _blank(cls: type) -> Any:
+    return blank_layer(cls) if issubclass(cls, keras.Layer) else object.__new__(cls)
+
+
+def _restore(obj: Any, record: ObjectRecord) -> None:
+    if record.config is not None:
+        made = vars(type(obj).from_config(record.config))
+        if lacking := [name for name in record.missing if name not in made]:
+            raise ProtocolError(
+                f"{type(obj).__name__}: its attribute {lacking[0]!r} cannot be sent to another process, and its "
+                "constructor does not create it. Create it in the constructor."
+            )
+        vars(obj).update({name: made[name] for name in record.missing})
+    vars(obj).update(record.attributes)
+    if isinstance(obj, keras.Variable):
+        initialize_variable(obj, current().blank(*record.value) if isinstance(record.value, tuple) else record.value)
+
+
+def _fill(container: Any, state: tuple[Any, Any]) -> None:
+    members, container.tracker = state[0], None
+    container.extend(members) if isinstance(container, list) else container.update(members)
+    container.tracker = state[1]
+
+
+def _same(obj: Any) -> Any:
+    return obj
+
+
+def _describe_optimizer(optimizer: Any) -> tuple[dict[str, Any], Any]:
+    found = CustomObjects()
+    with collecting(found):
+        config = serialization_lib.serialize_keras_object(optimizer)
+    return found.by_name, config
+
+
+def _revive_optimizer(objects: dict[str, Any], config: Any) -> Any:
+    with keras.saving.custom_object_scope(objects), serialization_lib.ObjectSharingScope():
+        return serialization_lib.deserialize_keras_object(config, safe_mode=False)

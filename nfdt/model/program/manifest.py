@@ -1,0 +1,395 @@
+"""The program's manifest: a JSON object, and the only module that reads or writes its keys. No Keras here.
+
+=======================  =====================================================================================
+kind                     "config" (Keras only), or "code" (needs a worker that allows code)
+model                    Keras' configuration of the model, without the arguments of compile(); of a model by value its
+                         layers with their plain attributes, see ``described.py``
+compile                  arguments of compile() that make what the model has, whichever call gave it; of a model by
+                         value a description of them, with the optimizer's configuration
+optimizer                configuration of the (inner) optimizer
+optimizer_attributes     attributes of the (inner) optimizer that differ from those its configuration makes
+optimizer_variables      shape, dtype and owner of each optimizer variable; null where unknown
+elementwise              whether the optimizer treats every element alike
+divisible                whether its options do so as well: shards may then cut a variable
+constraints, decay       per trainable variable
+loss_scale               null or {"initial_scale", "dynamic_growth_steps"}
+auto_scale_loss          whether the optimizer is wrapped for float16
+local_optimizers         null, or what workers need of the optimizers that step there, see ``local_optimizers.py``;
+                         ``optimizer`` then subtracts differences of weights
+tables                   trainable variables, by index, that are looked up row by row: plain embeddings
+globals                  Keras' own settings (floatx, default dtype policy, ...)
+trainable                which layers, and which variables, are trainable
+layout                   the trainable variables, see ``ParameterLayout``
+untrained                path, shape, dtype, rule and decay of each untrained variable: those of the model, those of
+                         optimizers on workers, those besides the model (as in a loss), then what is given as bytes
+input                    the pytree, shapes and dtypes of a batch; ``predicts``: true if it has no targets
+versions                 versions of Python, Keras, TensorFlow
+assets                   per layer index: file name -> artifact (vocabularies)
+state, code              artifacts: safetensors, and the pickled custom objects of configurations or null
+by_value                 artifact of the pickled, compiled model, or null: ``model`` is its configuration
+sources                  digest of the source texts of functions and classes: pickles differ between processes
+check                    artifact with inputs and outputs of the script's model, see ``forward_check.py``, or null
+=======================  =====================================================================================
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.errors import ProtocolError
+
+GIVEN = "given"
+"""Merge rule of what only the script changes, as bytes."""
+
+CODE_ENTRIES = ("code", "by_value", "optimizer_attributes", "local_optimizers")
+
+
+def _shallow(group: Any) -> dict[str, Any]:
+    return {field.name: getattr(group, field.name) for field in fields(group)}
+
+
+@dataclass(frozen=True)
+class OptimizerEntries:
+    """Entries on the optimizer; see the table of this module."""
+
+    optimizer: Mapping[str, Any]
+    optimizer_attributes: Mapping[str, Any]
+    optimizer_variables: Sequence[Mapping[str, Any]] | None
+    elementwise: bool
+    divisible: bool
+    constraints: Sequence[Any]
+    decay: Sequence[bool]
+    loss_scale: Mapping[str, Any] | None
+    auto_scale_loss: bool
+    local_optimizers: Sequence[Mapping[str, Any] | None] | None = None
+
+
+@dataclass(frozen=True)
+class ModelEntries:
+    """Entries on the model, its variables and its environment; see the table of this module."""
+
+    tables: Sequence[int]
+    globals: Mapping[str, Any]
+    trainable: Mapping[str, Sequence[bool]]
+    layout: list[list[Any]]
+    untrained: Sequence[Mapping[str, Any]]
+    input: Mapping[str, Any]
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A program's manifest.
+
+    Entries are read on access: a manifest of remote origin may lack any of them.
+
+    Attributes:
+        entries: Stored JSON object; read it through the properties.
+
+    Raises:
+        KeyError: (properties) a required entry is missing.
+    """
+
+    entries: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls, model: Any, compilation: Mapping[str, Any], optimizer: OptimizerEntries, rest: ModelEntries
+    ) -> Manifest:
+        """Make the manifest of a program without code; its artifacts are added by :meth:`with_artifacts`."""
+        parts = {**_shallow(optimizer), **_shallow(rest)}
+        code: dict[str, Any] = {"kind": "config", "code": None, "by_value": None, "sources": {}}
+        return cls({**code, "model": model, "compile": compilation, **parts})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Manifest:
+        """Inverse of :meth:`to_bytes`.
+
+        Raises:
+            ProtocolError: the bytes are no JSON object.
+        """
+        try:
+            entries = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise ProtocolError(f"Program: expected JSON. Received something else: {error}.") from None
+        if not isinstance(entries, dict):
+            raise ProtocolError(f"Program: expected a JSON object. Received: {type(entries).__name__}.")
+        return cls(entries)
+
+    def to_bytes(self) -> bytes:
+        """Return the manifest in its stored form."""
+        return json.dumps(self.entries).encode()
+
+    def normalized(self) -> Manifest:
+        """Return the manifest in the form after decoding: tuples are lists, keys are strings.
+
+        Raises:
+            TypeError: an entry cannot be written as JSON.
+            ValueError: an entry contains itself.
+        """
+        return Manifest(dict(json.loads(json.dumps(self.entries))))
+
+    def copied(self) -> Manifest:
+        """Return a deep copy for Keras, which empties some of the configurations that it reads."""
+        return Manifest(copy.deepcopy(dict(self.entries)))
+
+    def replaced(self, **entries: Any) -> Manifest:
+        """Return the manifest with some entries replaced."""
+        return Manifest({**self.entries, **entries})
+
+    def with_state(self, state: str) -> Manifest:
+        """Return the manifest with another artifact of the initial state."""
+        return self.replaced(state=state)
+
+    def with_artifacts(self, *, assets: Mapping[str, Any], state: str, check: Mapping[str, Any] | None) -> Manifest:
+        """Return the manifest with the names of its artifacts."""
+        return self.replaced(assets=assets, state=state, check=check)
+
+    def with_code(self, *, by_value: str, code: str | None, sources: Mapping[str, str]) -> Manifest:
+        """Return the manifest of a program that needs a worker that allows code, with its pickles."""
+        return self.replaced(kind="code", by_value=by_value, code=code, sources=sources)
+
+    def with_optimizer(self, optimizer: Mapping[str, Any], variables: Sequence[Mapping[str, Any]]) -> Manifest:
+        """Return the manifest with an elementwise optimizer, without loss scaling, in place of the model's own."""
+        return self.replaced(
+            optimizer=optimizer,
+            optimizer_attributes={},
+            optimizer_variables=variables,
+            elementwise=True,
+            loss_scale=None,
+        )
+
+    def is_same_program(self, other: Manifest) -> bool:
+        """Whether two manifests differ in the initial state, its outputs, and the sample batch at most."""
+        mine, others = (one.with_state("").replaced(check=None, input=None) for one in (self, other))
+        return mine.entries == others.entries
+
+    # ---- code and artifacts
+
+    @property
+    def is_code(self) -> bool:
+        """Whether the program needs a worker that allows code."""
+        return bool(self.entries["kind"] == "code")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the program is declared as configuration and contains no code."""
+        return self.entries["kind"] == "config" and not self.code and not self.by_value
+
+    @property
+    def carries_code(self) -> bool:
+        """Whether a manifest of remote origin, which may lack entries, declares or contains code."""
+        carried = (self.entries.get(key) is not None for key in ("code", "by_value"))
+        return self.entries.get("kind") == "code" or any(carried)
+
+    @property
+    def code(self) -> str | None:
+        """Artifact of the pickled custom objects of configurations, if any."""
+        found: str | None = self.entries["code"]
+        return found
+
+    @property
+    def by_value(self) -> str | None:
+        """Artifact of the pickled model, if it is not sent as its configuration."""
+        found: str | None = self.entries.get("by_value")
+        return found
+
+    @property
+    def check(self) -> Mapping[str, Any] | None:
+        """Artifact of the inputs and outputs of the script's model, and the state that it had; None if unknown."""
+        found: Mapping[str, Any] | None = self.entries.get("check")
+        return found
+
+    @property
+    def state(self) -> str:
+        """Artifact of the state that the program starts with."""
+        return self.entries["state"]
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """Digest of the source texts of functions and classes by name; empty where unknown."""
+        return self.entries.get("sources") or {}
+
+    @property
+    def assets(self) -> Mapping[str, Mapping[str, str]]:
+        """Per layer index: file name -> artifact."""
+        found: Mapping[str, Mapping[str, str]] = self.entries["assets"]
+        return found
+
+    @property
+    def python_version(self) -> str:
+        """Minor version of the Python that pickled the code."""
+        return self.entries["versions"]["python"]
+
+    # ---- configurations of Keras
+
+    @property
+    def model(self) -> Any:
+        """Keras' configuration of the model."""
+        return self.entries["model"]
+
+    @property
+    def compile_config(self) -> Any:
+        """The arguments of ``compile``."""
+        return self.entries["compile"]
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Keras' own settings: floatx, default dtype policy, ..."""
+        found: Mapping[str, Any] = self.entries["globals"]
+        return found
+
+    @property
+    def input(self) -> Mapping[str, Any]:
+        """Description of a batch; see ``building.describe_batch``."""
+        found: Mapping[str, Any] = self.entries["input"]
+        return found
+
+    @property
+    def predicts(self) -> bool:
+        """Whether the program is for ``predict`` only: its batch has no targets."""
+        return bool(self.input.get("predicts"))
+
+    def for_prediction(self) -> Manifest:
+        """Return the program for ``predict`` only."""
+        return self.replaced(input={**self.input, "predicts": True})
+
+    def configurations(self) -> dict[str, Any]:
+        """Return every entry that Keras deserialises, by key; None where it is missing."""
+        return {key: self.entries.get(key) for key in ("model", "compile", "optimizer", "constraints", "globals")}
+
+    def architecture(self) -> dict[str, Any]:
+        """Return every entry on the model's structure, by key; None where it is missing."""
+        return {key: self.entries.get(key) for key in ("model", "trainable", "layout", "untrained", "input", "assets")}
+
+    def compilation(self) -> dict[str, Any]:
+        """Return every entry on ``compile`` except the optimizer, by key; None where it is missing."""
+        compiled = dict(self.entries.get("compile") or {})
+        compiled.pop("optimizer", None)
+        return {"compile": compiled, "constraints": self.entries.get("constraints")}
+
+    def code_entries(self) -> dict[str, Any]:
+        """Return every entry that only a program with code may have, by key; None where it is missing."""
+        return {key: self.entries.get(key) for key in CODE_ENTRIES}
+
+    # ---- variables
+
+    @property
+    def layout(self) -> ParameterLayout:
+        """Layout of the trainable variables."""
+        layout = ParameterLayout.from_json(self.entries["layout"])
+        return replace(layout, divisible=bool(self.entries.get("divisible")))
+
+    @property
+    def trainable_layers(self) -> Sequence[bool]:
+        """Per layer, whether it is trainable."""
+        found: Sequence[bool] = self.entries["trainable"]["layers"]
+        return found
+
+    @property
+    def trainable_variables(self) -> Sequence[bool]:
+        """Per variable of the model, whether it is trainable."""
+        found: Sequence[bool] = self.entries["trainable"]["variables"]
+        return found
+
+    @property
+    def tables(self) -> list[int]:
+        """Trainable variables, by index, that are looked up row by row."""
+        return [int(index) for index in self.entries.get("tables") or ()]
+
+    @property
+    def untrained(self) -> Sequence[Mapping[str, Any]]:
+        """Path, shape, dtype, rule and decay of each untrained variable."""
+        return self.entries.get("untrained") or []
+
+    @property
+    def untrained_rules(self) -> list[dict[str, Any]]:
+        """Merge rule and decay of each untrained variable; see :func:`nfdt.model.training.merge.merge_untrained`."""
+        return [{"rule": entry["rule"], "decay": entry.get("decay")} for entry in self.untrained]
+
+    @property
+    def given(self) -> list[str]:
+        """Names of what only the script changes, as bytes; the last entries of :attr:`untrained`."""
+        return [entry["path"] for entry in self.untrained if entry["rule"] == GIVEN]
+
+    @property
+    def sources_by_value(self) -> list[str]:
+        """Names of the data among :attr:`given`."""
+        return [name for name in self.given if name in ("train", "validation")]
+
+    @property
+    def constraints(self) -> Sequence[Any] | None:
+        """Configuration of the constraint of each trainable variable, or None; None where unknown."""
+        return self.entries.get("constraints")
+
+    @property
+    def decay(self) -> Sequence[bool] | None:
+        """Per trainable variable, whether weight decay applies; None where unknown."""
+        return self.entries.get("decay")
+
+    # ---- optimizer
+
+    @property
+    def optimizer(self) -> Mapping[str, Any]:
+        """Keras' configuration of the (inner) optimizer."""
+        found: Mapping[str, Any] = self.entries["optimizer"]
+        return found
+
+    @property
+    def optimizer_attributes(self) -> Mapping[str, Any]:
+        """Attributes of the (inner) optimizer that differ from those its configuration makes, as configurations."""
+        return self.entries.get("optimizer_attributes") or {}
+
+    @property
+    def optimizer_class(self) -> str | None:
+        """Class name of the optimizer, if known."""
+        found: str | None = (self.entries.get("optimizer") or {}).get("class_name")
+        return found
+
+    @property
+    def optimizer_options(self) -> Mapping[str, Any]:
+        """Constructor arguments of the optimizer; empty where unknown."""
+        return (self.entries.get("optimizer") or {}).get("config") or {}
+
+    @property
+    def optimizer_variables(self) -> Sequence[Mapping[str, Any]] | None:
+        """Shape, dtype and owner of each optimizer variable; None where they cannot be attributed."""
+        return self.entries.get("optimizer_variables")
+
+    @property
+    def optimizer_owners(self) -> list[int] | None:
+        """Per optimizer variable the trainable variable it belongs to, -1 for none; None where unknown."""
+        described = self.optimizer_variables
+        return None if described is None else [int(entry["variable"]) for entry in described]
+
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether the optimizer treats every element alike."""
+        return bool(self.entries.get("elementwise"))
+
+    @property
+    def local_optimizers(self) -> Sequence[Mapping[str, Any] | None] | None:
+        """Per optimizer of the model its description, or None if it does not step; None if shards have the only one."""
+        found: Sequence[Mapping[str, Any] | None] | None = self.entries.get("local_optimizers")
+        return found
+
+    @property
+    def steps_on_workers(self) -> bool:
+        """Whether workers push differences of weights, because the optimizers step there."""
+        return self.local_optimizers is not None
+
+    @property
+    def loss_scale(self) -> Mapping[str, Any] | None:
+        """Dynamic loss scale to start from, if any."""
+        found: Mapping[str, Any] | None = self.entries["loss_scale"]
+        return found
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether the loss of a step is scaled, which small gradients of float16 need."""
+        return self.loss_scale is not None or bool(self.entries.get("auto_scale_loss"))

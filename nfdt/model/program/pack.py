@@ -1,0 +1,285 @@
+"""Conversion of a compiled Keras model to a program: a manifest and the artifacts that it names."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import platform
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import keras
+
+from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.errors import CaptureError, PolicyRefused
+from nfdt.model.backends.contract import current
+from nfdt.model.keras_internals.models import flatten_layers, require_compiled, serialization_lib
+from nfdt.model.keras_internals.training import seeded
+from nfdt.model.program.attributes import Attributes, runs_eagerly
+from nfdt.model.program.building import build_model, describe_batch, save_assets
+from nfdt.model.program.code import digest_sources, dump_objects
+from nfdt.model.program.collect import CustomObjects, collecting
+from nfdt.model.program.compiling import describe_compilation, overrides
+from nfdt.model.program.described import describe_layers, is_configured
+from nfdt.model.program.forward_check import record_outputs
+from nfdt.model.program.local_optimizers import (
+    Described,
+    describe_local_optimizers,
+    describe_optimizer_state,
+    local_entries,
+    state_variables,
+    trace_own_step,
+)
+from nfdt.model.program.manifest import Manifest, ModelEntries
+from nfdt.model.program.optimizer import (
+    INNER_OPTIMIZER,
+    OPTIMIZER,
+    build_optimizer_variables,
+    describe_optimizer,
+    inner_optimizer,
+    require_optimizer,
+)
+from nfdt.model.program.policy import check_policy
+from nfdt.model.program.state import dump_state
+from nfdt.model.program.untrained import (
+    describe_given,
+    describe_outside,
+    describe_untrained,
+    no_changes,
+    values_of,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PackedProgram:
+    """A program ready to be uploaded.
+
+    Attributes:
+        manifest: The program's manifest.
+        artifacts: Artifacts that the manifest names, by sha256: the state, the code, vocabularies.
+        code: Whether the program needs a server that allows code.
+        outside: Variables that the program has besides the model's, in the order of its ``untrained``.
+        fixed: Variables of schedules and other objects of the optimizer, whose values are sent once.
+        functions: The script's functions and classes in it.
+        log_groups: Names of the dictionaries within the logs of ``train_step`` that hold a log, by its name.
+    """
+
+    manifest: Manifest
+    artifacts: dict[str, bytes]
+    code: bool
+    outside: tuple[Any, ...] = ()
+    fixed: tuple[Any, ...] = ()
+    functions: tuple[Any, ...] = ()
+    log_groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def manifest_bytes(self) -> bytes:
+        """Return the manifest in its stored form."""
+        return self.manifest.to_bytes()
+
+
+def pack(model: Any, sample_batch: Any, *, predicts: bool = False, sources: Sequence[str] = ()) -> PackedProgram:
+    """Make a program of a compiled model; build the model first if necessary.
+
+    Args:
+        model: The user's model.
+        sample_batch: One batch as ``train_step`` will receive it: x, (x, y) or (x, y, sample_weight).
+        predicts: Whether the program is for ``predict`` only, whose batches have no targets.
+        sources: Names of the job's data that are code and that the script may change; see ``describe_given``.
+
+    Raises:
+        CaptureError: a part of the model cannot be sent; the message names it and the remedy.
+        ValueError: Keras' own error: the model is not compiled, or its code does not fit the batch.
+    """
+    local, groups = _prepare(model, sample_batch, predicts=predicts)
+    with seeded(0):  # what the script makes later has the seeds that it has in Keras
+        return replace(_pack_prepared(model, sample_batch, local, predicts, sources), log_groups=groups)
+
+
+def _pack_prepared(
+    model: Any, sample_batch: Any, local: Described | None, predicts: bool, sources: Sequence[str]
+) -> PackedProgram:
+    configured = None if local else _by_config(model, sample_batch)
+    program = configured or _by_value(model, sample_batch, local)
+    manifest, artifacts = program.manifest, program.artifacts
+    outside = [*program.outside, *([Attributes(model)] if runs_eagerly(model) and not predicts else ())]
+    given = [*(member.path for member in outside if isinstance(member, Attributes)), *sources]
+    manifest = manifest.replaced(untrained=[*manifest.untrained, *describe_given(given)])
+    state = _store(artifacts, _dump_state(model, manifest, outside))
+    manifest = manifest.with_artifacts(
+        assets=save_assets(model, lambda data: _store(artifacts, data)),
+        state=state,
+        check=_check(model, sample_batch, state, artifacts, may_vary=manifest.is_code),
+    )
+    manifest = manifest.for_prediction() if predicts else manifest
+    return replace(program, manifest=_normalized(manifest), outside=tuple(outside))
+
+
+def _by_config(model: Any, sample_batch: Any) -> PackedProgram | None:
+    """Return the program with the model's configuration, or None if that is not all that the model is."""
+    if not is_configured(model):
+        return None
+    found = CustomObjects()
+    try:
+        with collecting(found):
+            config = serialization_lib.serialize_keras_object(model)
+            config.pop("compile_config", None)  # the arguments of the last call
+            compilation = describe_compilation(model)
+            manifest = Manifest.of(config, compilation, describe_optimizer(model), _describe(model, sample_batch))
+    except CaptureError as error:
+        logger.debug("%s has no configuration: %s", model.name, error)
+        return None
+    return PackedProgram(manifest, {}, code=False) if not found.by_name and _is_allowed(manifest) else None
+
+
+def _by_value(model: Any, sample_batch: Any, local: Described | None) -> PackedProgram:
+    """Return the program with the pickled model; its optimizer is a configuration, from which shards make theirs.
+
+    Optimizers that step on the workers, ``local``, are pickled with the model.
+    """
+    found, artifacts = CustomObjects(), dict[str, bytes]()
+    with collecting(found):
+        compilation = describe_compilation(model, by_value=True)
+        entries = describe_optimizer(model) if local is None else local_entries(model, local)
+        manifest = Manifest.of(describe_layers(model), compilation, entries, _describe(model, sample_batch, local))
+    optimizers = {id(inner_optimizer(model)): INNER_OPTIMIZER, id(model.optimizer): OPTIMIZER} if local is None else {}
+    pickled = dump_objects(model, optimizers, {id(variable) for variable in model.variables})
+    custom = dump_objects(found.by_name)
+    manifest = manifest.with_code(
+        by_value=_store(artifacts, pickled.data),
+        code=_store(artifacts, custom.data) if found.by_name else None,
+        sources=digest_sources([*pickled.code, *custom.code]),
+    )
+    outside = pickled.variables
+    manifest = manifest.replaced(untrained=[*manifest.untrained, *describe_outside(outside)])
+    known = {id(variable) for variable in outside}
+    fixed = tuple(variable for variable in custom.variables if id(variable) not in known)
+    return PackedProgram(
+        manifest, artifacts, code=True, outside=tuple(outside), fixed=fixed, functions=tuple(pickled.code)
+    )
+
+
+def _check(
+    model: Any, sample_batch: Any, state: str, artifacts: dict[str, bytes], *, may_vary: bool
+) -> dict[str, Any] | None:
+    recorded = record_outputs(model, sample_batch, may_vary=may_vary)
+    return None if recorded is None else {"state": state, "artifact": _store(artifacts, recorded)}
+
+
+def _prepare(
+    model: Any, sample_batch: Any, *, predicts: bool
+) -> tuple[Described | None, Mapping[str, tuple[str, ...]]]:
+    """Check the model and create its and its optimizers' variables, as the first step of ``fit`` would.
+
+    Returns:
+        The optimizers that step on the workers, None if the model has one, which steps on the shards, or predicts;
+        and the groups of the step's logs.
+
+    Raises:
+        CaptureError: the model cannot be distributed.
+        ValueError: Keras' own error.
+    """
+    require_compiled(model)
+    if not overrides(model, "train_step") or predicts:
+        require_optimizer(model)
+    build_model(model, sample_batch, predicts=predicts)
+    if not model.trainable_variables and not overrides(model, "train_step"):
+        warnings.warn("The model does not have any trainable weights.", stacklevel=2)  # as Keras' train_step does
+    effects = None if predicts else trace_own_step(model, sample_batch)
+    local = describe_local_optimizers(model, effects)
+    if local is None:
+        require_optimizer(model)
+        build_optimizer_variables(model)
+    return local, effects.groups if effects is not None else {}
+
+
+def _describe(model: Any, sample_batch: Any, local: Described | None = None) -> ModelEntries:
+    layers = flatten_layers(model)
+    return ModelEntries(
+        tables=_tables(model, layers) if local is None else [],
+        globals=_globals(),
+        trainable={
+            "layers": [bool(layer.trainable) for layer in layers],
+            "variables": [bool(v.trainable) for v in model.variables],
+        },
+        layout=layout_of(model).to_json(),
+        untrained=[*describe_untrained(model), *describe_optimizer_state(model, local)],
+        input=describe_batch(sample_batch),
+        versions={
+            "python": ".".join(platform.python_version_tuple()[:2]),
+            "keras": keras.__version__,
+            current().name: current().version,
+        },
+    )
+
+
+def _tables(model: Any, layers: list[Any]) -> list[int]:
+    """Return the indices of embeddings whose gradient has only the rows that were looked up."""
+    looked_up = {
+        id(layer.embeddings)
+        for layer in layers
+        if type(layer) is keras.layers.Embedding and layer.embeddings_regularizer is None and not layer.lora_enabled
+    }
+    return [index for index, variable in enumerate(model.trainable_variables) if id(variable) in looked_up]
+
+
+def layout_of(model: Any) -> ParameterLayout:
+    """Return the layout of a built model's trainable variables.
+
+    Raises:
+        CaptureError: float32 cannot represent a variable.
+    """
+    for variable in model.trainable_variables:
+        if keras.backend.standardize_dtype(variable.dtype) not in ("float32", "float16", "bfloat16"):
+            raise CaptureError(
+                f"Variable {variable.path!r}: expected float32, bfloat16 or float16. Received: {variable.dtype}. "
+                "Weights travel as float32; use dtype='float32'."
+            )
+    return ParameterLayout.of([(v.path, tuple(v.shape)) for v in model.trainable_variables])
+
+
+def _globals() -> dict[str, Any]:
+    policy = serialization_lib.serialize_keras_object(keras.config.dtype_policy())
+    policy.pop("shared_object_id", None)  # differs from process to process, and nothing here is shared
+    return {
+        "floatx": keras.config.floatx(),
+        "epsilon": keras.config.epsilon(),
+        "image_data_format": keras.config.image_data_format(),
+        "dtype_policy": policy,
+    }
+
+
+def _dump_state(model: Any, manifest: Manifest, outside: Sequence[Any]) -> bytes:
+    optimizer = [] if manifest.steps_on_workers else inner_optimizer(model).variables
+    return dump_state(
+        layout_of(model).flatten(values_of(model.trainable_variables)),
+        dict(enumerate(values_of(optimizer))),
+        dict(enumerate([*values_of([*state_variables(model, manifest), *outside]), *no_changes(manifest)])),
+    )
+
+
+def _store(artifacts: dict[str, bytes], data: bytes) -> str:
+    name = hashlib.sha256(data).hexdigest()
+    artifacts[name] = data
+    return name
+
+
+def _is_allowed(manifest: Manifest) -> bool:
+    try:
+        check_policy(manifest)
+    except PolicyRefused:
+        return False
+    return True
+
+
+def _normalized(manifest: Manifest) -> Manifest:
+    try:
+        return manifest.normalized()
+    except (TypeError, ValueError) as error:
+        raise CaptureError(
+            f"The model's configuration cannot be written as JSON: {error}. A get_config() of the script returns "
+            "something else than numbers, strings, lists, dictionaries and Keras objects."
+        ) from error

@@ -1,0 +1,85 @@
+"""The complete changing state of a job as one safetensors file.
+
+========================  ==========================================================================
+name                      content
+========================  ==========================================================================
+``weights``               the trainable variables, flat, float32, in the order of the program's layout
+``optimizer/<i>``         the i-th variable of the (inner) optimizer, in Keras' order
+``untrained/<i>``         the i-th entry of the program's ``untrained``: statistics, seeds, counters
+``metrics``               state of the metrics, if the job's state belongs to a defined point in time: bytes of
+                          :mod:`nfdt.model.training.metric_states`
+========================  ==========================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nfdt.core.arrays.safetensors_io import dump_arrays, dump_parts, load_arrays
+from nfdt.core.errors import ProtocolError
+
+Array = npt.NDArray[Any]
+
+WEIGHTS = "weights"
+METRICS = "metrics"
+GROUPS = ("optimizer", "untrained")
+
+
+@dataclass(frozen=True)
+class State:
+    """Weights, shape ``(P,)`` float32, the optimizer's and untrained variables by index, and the metrics' state."""
+
+    weights: npt.NDArray[np.float32]
+    optimizer: dict[int, Array] = field(default_factory=dict)
+    untrained: dict[int, Array] = field(default_factory=dict)
+    metrics: bytes = b""
+
+
+def dump_state(weights: Any, optimizer: Mapping[int, Any], untrained: Mapping[int, Any], metrics: bytes = b"") -> bytes:
+    """Encode the state as safetensors; see the module's table."""
+    return dump_arrays(_named(weights, optimizer, untrained, metrics))
+
+
+def dump_state_parts(
+    weights: Any, optimizer: Mapping[int, Any], untrained: Mapping[int, Any], metrics: bytes = b""
+) -> list[bytes | memoryview]:
+    """Return the bytes of :func:`dump_state` as parts without copies; see ``safetensors_io.dump_parts``."""
+    return dump_parts(_named(weights, optimizer, untrained, metrics))
+
+
+def _named(weights: Any, optimizer: Mapping[int, Any], untrained: Mapping[int, Any], metrics: bytes) -> dict[str, Any]:
+    named = {WEIGHTS: np.asarray(weights, np.float32).reshape(-1)}
+    for group, members in zip(GROUPS, (optimizer, untrained), strict=True):
+        named.update({f"{group}/{index}": array for index, array in members.items()})
+    if metrics:
+        named[METRICS] = np.frombuffer(metrics, np.uint8)
+    return named
+
+
+def load_state(source: bytes | Path) -> State:
+    """Inverse of :func:`dump_state`.
+
+    Raises:
+        ProtocolError: the source is no state: it has no weights, weights other than flat float32, or unknown names.
+    """
+    named = load_arrays(source)
+    weights = named.pop(WEIGHTS, None)
+    if weights is None or weights.ndim != 1 or weights.dtype != np.float32:
+        received = "nothing" if weights is None else f"{weights.dtype} of shape {weights.shape}"
+        raise ProtocolError(f"State: expected {WEIGHTS!r} as a float32 vector. Received: {received}.")
+    metrics = named.pop(METRICS, np.zeros(0, np.uint8)).tobytes()
+    groups: dict[str, dict[int, Array]] = {group: {} for group in GROUPS}
+    for name, array in named.items():
+        group, _, index = name.partition("/")
+        if group not in groups or not index.isdecimal():
+            raise ProtocolError(f"State: expected names like 'optimizer/3' or 'untrained/0'. Received: {name!r}.")
+        groups[group][int(index)] = array
+    return State(
+        weights, **{group: dict(sorted(members.items())) for group, members in groups.items()}, metrics=metrics
+    )

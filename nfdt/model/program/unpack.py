@@ -1,0 +1,167 @@
+"""Conversion of a program to a compiled Keras model with its weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from nfdt.core.errors import ProtocolError, ShapeMismatch
+from nfdt.model.keras_internals.models import flatten_layers, serialization_lib
+from nfdt.model.keras_internals.training import set_path
+from nfdt.model.program.attributes import NAME as ATTRIBUTES
+from nfdt.model.program.attributes import Attributes
+from nfdt.model.program.building import blank_batch, build_model, load_assets
+from nfdt.model.program.code import load_code, load_with_variables
+from nfdt.model.program.compiling import compile_model
+from nfdt.model.program.forward_check import check_outputs
+from nfdt.model.program.local_optimizers import build_local_optimizers, state_variables
+from nfdt.model.program.manifest import GIVEN, Manifest
+from nfdt.model.program.optimizer import INNER_OPTIMIZER, OPTIMIZER, inner_optimizer, set_attributes, unscaled
+from nfdt.model.program.policy import check_policy
+from nfdt.model.program.state import State, load_state
+from nfdt.model.program.untrained import path_of
+
+
+def unpack(manifest: Manifest, read: Callable[[str], bytes], *, allow_code: bool) -> Any:
+    """Build the program's model; see :func:`unpack_with_variables`."""
+    return unpack_with_variables(manifest, read, allow_code=allow_code)[0]
+
+
+def unpack_with_variables(
+    manifest: Manifest, read: Callable[[str], bytes], *, allow_code: bool
+) -> tuple[Any, list[Any]]:
+    """Build the program's model: compiled, with weights and untrained state; the optimizer's slots are left out.
+
+    Args:
+        manifest: The program, see :mod:`nfdt.model.program.pack`.
+        read: Returns an artifact's bytes by its sha256.
+        allow_code: Whether a program may contain Python code of its own.
+
+    Returns:
+        A ``keras.Model``, and the variables that the program has besides the model's.
+
+    Raises:
+        PolicyRefused: the program needs code, or names an object that is not allowed without code.
+        ModelMismatch: the model built here computes other outputs than the script's.
+        VersionMismatch: its code was pickled by another minor version of Python.
+        ShapeMismatch: the model built here has other variables than the program states.
+        ProtocolError: the program is malformed.
+    """
+    objects = load_code(manifest, read, allow_code=allow_code)
+    program, outside = manifest.copied(), list[Any]()  # Keras empties some of its arguments
+    _set_globals(program.settings)
+    with keras.saving.custom_object_scope(objects), serialization_lib.ObjectSharingScope():
+        if manifest.by_value:
+            model, outside = _load_by_value(program, read)
+        else:
+            model = _build_from_config(program)
+        load_assets(model, program.assets, read)
+        if not manifest.by_value:
+            build_model(model, blank_batch(program.input), predicts=program.predicts)
+    _set_trainable(model, program)
+    if manifest.by_value and program.local_optimizers is not None:
+        build_local_optimizers(model, program.local_optimizers)
+    if ATTRIBUTES in program.given:
+        outside.append(Attributes(model))
+    load(model, program, read, outside)
+    check_outputs(model, manifest, read)
+    return model, outside
+
+
+def load(model: Any, manifest: Manifest, read: Callable[[str], bytes], outside: Sequence[Any] = ()) -> None:
+    """Give a model of this program the weights, the untrained state and the count of updates that it starts with.
+
+    Args:
+        model: A model that :func:`unpack` has made of this program, or of one that differs in its state alone.
+        manifest: The program.
+        read: Returns an artifact's bytes by its sha256.
+        outside: Variables that the program has besides the model's.
+    """
+    _load(model, manifest, load_state(read(manifest.state)), outside)
+
+
+def _build_from_config(program: Manifest) -> Any:
+    if not program.is_code:
+        check_policy(program)
+    model = serialization_lib.deserialize_keras_object(program.model, safe_mode=not program.is_code)
+    if not isinstance(model, keras.Model):
+        raise ProtocolError(f"Program: expected a model. Received: {type(model).__name__}.")
+    compile_model(model, program, safe_mode=not program.is_code)
+    return model
+
+
+def _load_by_value(program: Manifest, read: Callable[[str], bytes]) -> tuple[Any, list[Any]]:
+    references = {}
+    if not program.steps_on_workers:
+        optimizer = serialization_lib.deserialize_keras_object(program.compile_config["optimizer"], safe_mode=False)
+        references = {OPTIMIZER: optimizer, INNER_OPTIMIZER: unscaled(optimizer)}
+        set_attributes(references[INNER_OPTIMIZER], program.optimizer_attributes)
+    return load_with_variables(program, str(program.by_value), read, references)
+
+
+def _set_globals(settings: Mapping[str, Any]) -> None:
+    keras.config.set_floatx(settings["floatx"])
+    keras.config.set_epsilon(settings["epsilon"])
+    keras.config.set_image_data_format(settings["image_data_format"])
+    keras.config.set_dtype_policy(keras.dtype_policies.deserialize(copy.deepcopy(settings["dtype_policy"])))
+
+
+def _set_trainable(model: Any, program: Manifest) -> None:
+    """Freeze what is frozen in the user's model: outer layers first, because freezing a layer freezes inner ones."""
+    layers = flatten_layers(model)
+    _require_equal("layers", len(program.trainable_layers), len(layers))
+    for layer, flag in zip(layers, program.trainable_layers, strict=True):
+        if layer.trainable != flag:
+            layer.trainable = flag
+    _require_equal("variables", len(program.trainable_variables), len(model.variables))
+    for variable, flag in zip(model.variables, program.trainable_variables, strict=True):
+        if variable.trainable != flag:
+            variable.trainable = flag
+
+
+def _load(model: Any, program: Manifest, state: State, outside: Sequence[Any]) -> None:
+    layout = program.layout
+    _check_shapes("trainable", [slot.shape for slot in layout.slots], model.trainable_variables)
+    of_model = state_variables(model, program)
+    untrained = [*of_model, *outside]
+    entries = [tuple(u["shape"]) for u in program.untrained if u["rule"] != GIVEN]
+    _check_shapes("untrained", entries, [v for v in untrained if not isinstance(v, Attributes)])
+    for variable, slot, value in zip(
+        model.trainable_variables, layout.slots, layout.unflatten(state.weights), strict=True
+    ):
+        set_path(variable, slot.name)  # Keras builds a model from its configuration under other paths
+        variable.assign(value)
+    for index, variable in enumerate(untrained):
+        if index < len(of_model):
+            set_path(variable, program.untrained[index]["path"])
+        if index in state.untrained:
+            variable.assign(state.untrained[index])
+    for layer in flatten_layers(model):
+        if isinstance(layer, keras.layers.Normalization):
+            layer.finalize_state()  # the layer computes with a copy of its variables
+    if 0 in state.optimizer and state.optimizer[0].shape == () and not program.steps_on_workers:
+        inner_optimizer(model).variables[0].assign(np.asarray(state.optimizer[0]))  # iterations, read by train_step
+
+
+def _check_shapes(kind: str, expected: Sequence[tuple[int, ...]], variables: Sequence[Any]) -> None:
+    received = [tuple(int(n) for n in v.shape) for v in variables]
+    if received == list(expected):
+        return
+    different = [f"{path_of(v)} {r}" for v, r, e in zip(variables, received, expected, strict=False) if r != e]
+    raise ShapeMismatch(
+        f"Program: expected {len(expected)} {kind} variables of the shapes it names. Received: {len(received)}, the "
+        f"first that differs: {next(iter(different), 'none')}. The model builds differently here than in the script; "
+        "a constructor that depends on something outside of get_config() does that."
+    )
+
+
+def _require_equal(what: str, expected: int, received: int) -> None:
+    if expected != received:
+        raise ShapeMismatch(
+            f"Program: expected a model of {expected} {what}. Received: {received}. The model builds differently here "
+            "than in the script; a constructor that depends on something outside of get_config() does that."
+        )

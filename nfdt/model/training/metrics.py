@@ -1,0 +1,219 @@
+"""A model's metrics: the state of one worker, and the logs computed from the merged state of all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+
+from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
+from nfdt.core.errors import CaptureError, ShapeMismatch
+from nfdt.model.program.compiling import leaf_metrics, merges_itself
+from nfdt.model.training.metric_states import EACH, LOG, MEAN, SAMPLES, own_logs, variable_shapes
+
+Array = npt.NDArray[Any]
+LogValue = float | list[Any]
+
+
+class ModelMetrics:
+    """The metrics of one worker's model.
+
+    Args:
+        model: A compiled, built model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._steps = self._samples = 0
+        self._logs: Mapping[str, Any] = {}
+
+    def reset(self) -> None:
+        """Reset all metrics and counts."""
+        self._model.reset_metrics()
+        self._steps = self._samples = 0
+        self._logs = {}
+
+    def stepped(self, samples: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Count a step of the model, which has updated its metrics; ``logs``: its return value, tensors by name."""
+        self._steps += 1
+        self._samples += samples
+        self._logs = logs or {}
+
+    def collect(self) -> bytes:
+        """Return the state since the reset, for :func:`~nfdt.model.training.metric_states.merge_metric_states`.
+
+        The metrics keep their values. The state is empty without a step since the reset.
+        """
+        if not self._steps:
+            return b""
+        held = self._read()
+        self._model.reset_metrics()
+        state: dict[str, Array] = {"steps": np.asarray(self._steps, np.int64)}
+        for name, variable, value in self._rules(held):
+            state[name] = _gain(name, value, _value(variable), self._steps)
+            variable.assign(value)
+        for name, log in self._logs.items():
+            state[LOG + name] = np.asarray(log, np.float64) * self._samples
+            state[SAMPLES + name] = np.asarray(self._samples, np.float64)
+        return dump_arrays(state)
+
+    def load(self, state: bytes) -> None:
+        """Restore the metrics from the state that a worker collected.
+
+        Raises:
+            ShapeMismatch: the state belongs to another model.
+        """
+        self.reset()
+        if not state:
+            return
+        arrays = load_arrays(state)
+        self._load(arrays)
+        self._steps = int(arrays["steps"])
+        self._logs = own_logs(arrays)
+        self._samples = int(max((v for name, v in arrays.items() if name.startswith(SAMPLES)), default=0))
+
+    def logs(self, state: bytes, running: Mapping[str, float]) -> dict[str, LogValue]:
+        """Return the logs of a merged state, numbers and nested lists of numbers, under the names of Keras' History.
+
+        If a step returns exactly the results of the metrics, these are the logs. Otherwise the logs are those that the
+        step returns, with the merged results for the metrics that it has updated.
+
+        Args:
+            state: Merged state.
+            running: Running logs, used if the state is empty because no worker with counts is left. An epoch
+                without steps has none: as in Keras, its logs are the results of metrics without updates.
+
+        Raises:
+            CaptureError: the result of a metric is not numeric.
+        """
+        if not state and running:
+            return dict(running)
+        self._model.reset_metrics()
+        if not state:
+            return {name: _plain(value) for name, value in self._results().items()}
+        arrays = load_arrays(state)
+        own = own_logs(arrays)
+        untouched = self._results() if own else {}
+        self._load(arrays)
+        results = self._results()
+        if not own or own.keys() == results.keys():
+            return {name: _plain(value) for name, value in results.items()}
+        moved = {name: value for name, value in results.items() if not _same(value, untouched.get(name))}
+        return {name: _plain(moved.get(name, value)) for name, value in own.items()}
+
+    def summary(self, state: bytes, validation: bytes, running: Mapping[str, float]) -> dict[str, Any]:
+        """Return the logs of an epoch and, where it was validated, of the validation; see :meth:`logs`."""
+        validated = self.logs(validation, {}) if validation else None
+        return {"logs": self.logs(state, running), "val_logs": validated}
+
+    def _read(self) -> list[Array]:
+        return [_value(variable) for variable in self._model.metrics_variables]
+
+    def _rules(self, values: Sequence[Array]) -> Iterator[tuple[str, Any, Array]]:
+        """Yield the name in a state, the variable and the value of each metric variable."""
+        at = 0
+        for metric in leaf_metrics(self._model):
+            for variable in metric.variables:
+                yield f"{_rule(metric, variable)}/{at}", variable, values[at]
+                at += 1
+
+    def _load(self, state: Mapping[str, Array]) -> None:
+        """Add a state to metrics that were just reset."""
+        named = {name: (variable, base) for name, variable, base in self._rules(self._read())}
+        expected = {name: base.shape for name, (_, base) in named.items()}
+        if expected != (received := variable_shapes(state)):
+            raise ShapeMismatch(
+                f"Metrics: expected the variables {expected}. Received: {received}. The sender runs another model."
+            )
+        for name, (variable, base) in named.items():
+            if not name.startswith(EACH):
+                variable.assign(_moved(name, base, state[name], int(state["steps"])))
+        at = 0
+        for metric in leaf_metrics(self._model):
+            count = len(metric.variables)
+            if merges_itself(metric):
+                _merge(metric, [state[f"{EACH}{index}"] for index in range(at, at + count)])
+            at += count
+
+    def _results(self) -> dict[str, Array]:
+        return dict(_flat(self._model.get_metrics_result()))
+
+
+def _rule(metric: Any, variable: Any) -> str:
+    if merges_itself(metric):
+        return "each"
+    return "mean" if variable.aggregation == "mean" else "sum"
+
+
+def _gain(name: str, value: Array, base: Array, steps: int) -> Array:
+    if name.startswith(EACH):
+        return value[None]
+    wide = np.float64 if name.startswith(MEAN) else np.int8 if value.dtype.kind == "b" else value.dtype
+    with np.errstate(invalid="ignore"):
+        gain = np.where(value == base, 0, value.astype(wide) - base.astype(wide)).astype(wide)  # 0 if both are infinite
+    return gain * steps if name.startswith(MEAN) else gain
+
+
+def _moved(name: str, base: Array, gain: Array, steps: int) -> Array:
+    return np.asarray(base + (gain / steps if name.startswith(MEAN) else gain)).astype(base.dtype)
+
+
+def _merge(metric: Any, rows: Sequence[Array]) -> None:
+    """Assign the first row of each variable to a metric, and merge metrics with the other rows into it."""
+    others = [_twin(metric, {}) for _ in range(1, len(rows[0]) if rows else 0)]
+    for index, holder in enumerate([metric, *others]):
+        for variable, row in zip(holder.variables, rows, strict=True):
+            variable.assign(row[index])
+    if others:
+        metric.merge_state(others)
+
+
+def _twin(value: Any, twins: dict[int, Any]) -> Any:
+    """Copy a metric with its own variables, without Keras' copy, which needs the script's classes registered.
+
+    Args:
+        value: A metric, or a value that a metric holds.
+        twins: Copies so far, by the identity of their originals.
+    """
+    if id(value) in twins:
+        return twins[id(value)]
+    if isinstance(value, keras.Variable):
+        twins[id(value)] = keras.Variable(_value(value), dtype=value.dtype, trainable=False, name=value.name)
+    elif isinstance(value, keras.metrics.Metric):
+        twins[id(value)] = twin = object.__new__(type(value))
+        vars(twin).update({name: _twin(each, twins) for name, each in vars(value).items()})
+    elif isinstance(value, list):
+        return [_twin(each, twins) for each in value]
+    elif type(value) is tuple:
+        return tuple(_twin(each, twins) for each in value)
+    elif isinstance(value, dict):
+        return {name: _twin(each, twins) for name, each in value.items()}
+    return twins.get(id(value), value)
+
+
+def _flat(results: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
+    """Yield numbers and arrays by name, nested dictionaries flattened as in Keras."""
+    for name, value in results.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value)
+            continue
+        array = np.asarray(value)
+        try:
+            yield str(name), array if array.dtype.kind in "biuf" else array.astype(np.float32)  # bfloat16
+        except (TypeError, ValueError):
+            raise CaptureError(f"Metric {name!r}: expected numbers as its result. Received: {value!r}.") from None
+
+
+def _same(one: Array, other: Array | None) -> bool:
+    return other is not None and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+
+
+def _plain(array: Array) -> LogValue:
+    return float(array) if array.ndim == 0 else array.tolist()
+
+
+def _value(variable: Any) -> Array:
+    return np.asarray(variable.numpy())

@@ -1,0 +1,120 @@
+"""Steps of a model on the backend that Keras has loaded, and a program's model with them, which other jobs may use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.errors import CaptureError
+from nfdt.model.backends.contract import TrainingStep, current
+from nfdt.model.backends.lanes import BatchedStep
+from nfdt.model.keras_internals.models import flatten_layers
+from nfdt.model.program.compiling import leaf_metrics, merges_itself, overrides
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.unpack import load
+from nfdt.model.training.predict import PredictStep
+
+EvaluationStep = Callable[[Any, Any], dict[str, Any]]
+"""A step that updates the model's metrics: the logs of a batch, a pytree of arrays, at flat weights."""
+
+
+def gradient_step(
+    model: Any, layout: ParameterLayout, *, loss_scale: Mapping[str, Any] | None = None, tables: Sequence[int] = ()
+) -> TrainingStep:
+    """Return the training step of a compiled, built model; see ``KerasBackend.gradient_step``.
+
+    Raises:
+        CaptureError: tables on a backend without rows.
+    """
+    backend = current()
+    if tables and not backend.has_rows:
+        raise CaptureError(
+            f"Embeddings that are exchanged by rows: expected workers on TensorFlow. Received: one on {backend.name}."
+        )
+    return backend.gradient_step(model, layout, loss_scale, tables)
+
+
+def make_step(model: Any, manifest: Manifest, tables: Sequence[int] = ()) -> TrainingStep:
+    """Return the training step of a worker, for a program's model: one of gradients, or one that runs as it is."""
+    if manifest.steps_on_workers:
+        return current().local_step(model, manifest.layout)
+    return gradient_step(model, manifest.layout, loss_scale=manifest.loss_scale, tables=tables)
+
+
+def batched_step(step: TrainingStep) -> BatchedStep | None:
+    """Return the step of several gradients in one call; None where it would give other results than ``step``.
+
+    The step must be Keras' own, whose logs are the results of the metrics, with metrics that add up; see
+    docs/decisions/0021. The batched step resets the metrics of the model.
+    """
+    model = step.model
+    own = not overrides(model, "train_step") and not overrides(model, "compute_metrics")
+    return current().batched_step(step) if own and model.trainable_variables and _add_up(model) else None
+
+
+def _add_up(model: Any) -> bool:
+    """Return whether what the metrics count for several batches is the sum of what they count for each."""
+    metrics = leaf_metrics(model)
+    variables = [variable for metric in metrics for variable in metric.variables]
+    return (
+        len(variables) == len(model.metrics_variables)
+        and not any(map(merges_itself, metrics))
+        and all(v.aggregation == "sum" and np.dtype(v.value.dtype).kind in "fiu" for v in variables)
+    )
+
+
+def evaluation_step(model: Any, layout: ParameterLayout) -> EvaluationStep:
+    """Return the evaluation step of a compiled, built model."""
+    return current().call(model, layout, "test_step")
+
+
+def prediction_step(model: Any, layout: ParameterLayout) -> PredictStep:
+    """Return the prediction step of a compiled, built model."""
+    return PredictStep(current().call(model, layout, "predict_step"))
+
+
+@dataclass(frozen=True)
+class BuiltProgram:
+    """A model and its steps after a job.
+
+    Attributes:
+        manifest: Program that the model was built from.
+        model: The model, whose optimizer records gradients.
+        step: Its training step, with its traces.
+        evaluate: Its evaluation step, with its traces.
+        predict: Its prediction step, with its traces.
+    """
+
+    manifest: Manifest
+    model: Any
+    step: TrainingStep
+    evaluate: EvaluationStep
+    predict: PredictStep
+
+    def serves(self, manifest: Manifest) -> bool:
+        """Whether a job of this manifest can use the model: the programs differ in state and sample batch at most."""
+        return self.manifest.is_same_program(manifest) and (manifest.predicts or not self.manifest.predicts)
+
+    def restart(self, manifest: Manifest, read: Callable[[str], bytes]) -> None:
+        """Give the model the initial state of this manifest, as a new one would have it.
+
+        Args:
+            manifest: A manifest that the program serves.
+            read: Returns an artifact's bytes by its sha256.
+        """
+        load(self.model, manifest, read)
+
+
+def is_reusable(manifest: Manifest, model: Any, tables: Sequence[int]) -> bool:
+    """Whether the whole state of the model is in its variables, so that another job can begin with it.
+
+    Objects of a script may hold anything. Layers that are adapted to data compute with copies of their variables,
+    which a trace contains. A loss scale and tables that are exchanged by rows keep a state of their own.
+    """
+    if manifest.carries_code or manifest.scales_loss or tables:
+        return False
+    return not any(hasattr(layer, "finalize_state") for layer in flatten_layers(model))
