@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -37,7 +38,6 @@ from nfdt.model.training.steps import BuiltProgram, is_reusable
 from nfdt.transport.base import Pulled
 from nfdt.worker.driver import LoopDriver, Step
 from nfdt.worker.evaluation import Evaluation
-from nfdt.worker.look_ahead import LookAhead
 from nfdt.worker.loop import WorkerLoop, drive
 from nfdt.worker.movable_client import MovableClient
 from nfdt.worker.pipeline import ShardsMoved
@@ -120,7 +120,8 @@ class Worker(LoopDriver):
         self._evaluate = built.evaluate if built else steps.evaluation_step(model, layout)
         self._predict = built.predict if built else steps.prediction_step(model, layout)
         self._evaluation = Evaluation(self._job, self._evaluate, self._predict, self._advanced)
-        self._ahead = LookAhead(ask, name)
+        self._other_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{name} looks ahead")
+        self._ahead: Future[ins.Instruction] | None = None  # answer to a request that was made ahead
         self._batch: tuple[Task, PreparedBatch] | None = None  # of the task that begins next
         self._heartbeat = Heartbeat(self._send_heartbeat, spec.heartbeat_s)
 
@@ -137,7 +138,7 @@ class Worker(LoopDriver):
         try:
             logger.info("%s leaves: %s", self._name, drive(self._loop.run()))
         finally:
-            self._ahead.close()
+            self._other_thread.shutdown()  # the time limit of a call under way is that of the calls
             self._job.close()
 
     def stopped(self) -> bool:
@@ -164,19 +165,22 @@ class Worker(LoopDriver):
     def ask(self, report: ins.Report) -> ins.Instruction:
         """Request the next instruction, when a batch waits if a dataset runs here."""
 
-        def ask() -> ins.Instruction:
+        def call() -> ins.Instruction:
             supply = self._job.supply(self._heartbeat)
             return read_instruction(self._call(self._request(replace(report, supply=supply))))
 
-        return self._waited(ask)
+        return self._waited(call)
 
     def ask_ahead(self, report: ins.Report) -> None:
         """Request the next instruction on another thread."""
-        self._ahead.begin(self._request(report))
+        request = self._request(report)
+        self._ahead = self._other_thread.submit(lambda: read_instruction(self._call(request)))
 
     def take_ahead(self) -> ins.Work | None:
-        """Wait for that thread."""
-        return self._waited(self._ahead.take)
+        """Wait for the answer; any but work is dropped, because it is given again when the task is finished."""
+        ahead, self._ahead = self._ahead, None
+        instruction = None if ahead is None else self._waited(ahead.result)
+        return instruction if isinstance(instruction, ins.Work) else None
 
     def _request(self, report: ins.Report) -> pb.NextRequest:
         request = to_request(report)
@@ -208,7 +212,7 @@ class Worker(LoopDriver):
 
     def move(self) -> None:
         """Connect to the shards announced last."""
-        self._ahead.take()
+        self.take_ahead()
         self._batch = None
         self._client.move()
         logger.info("%s continues with the restored shards, incarnation %d", self._name, self._client.incarnation)
@@ -231,9 +235,11 @@ class Worker(LoopDriver):
         """Count a step, and prepare the batch of the following task of this lease or of the next one."""
         self._job.metrics.stepped(step.samples, step.logs)
         self._batch = None
-        if following is None and (ahead := self._ahead.arrived) is not None:
-            self._job.prefetch(self._job.train, ahead.tasks)
-            following = ahead.tasks[0]
+        ahead = self._ahead
+        if following is None and ahead is not None and ahead.done() and ahead.exception() is None:
+            if isinstance(work := ahead.result(), ins.Work):
+                self._job.prefetch(self._job.train, work.tasks)
+                following = work.tasks[0]
         if following is not None:
             self._batch = following, self._prepared(following)
 

@@ -7,7 +7,6 @@ import pytest
 
 from nfdt.core.errors import ProtocolError
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.worker.look_ahead import LookAhead
 from tests.support.scripted_worker import Job
 
 ONES = np.ones((8, 1), np.float32)
@@ -64,13 +63,10 @@ def test_a_worker_that_ends_reports_its_step_and_begins_nothing_that_it_was_leas
 
 
 def test_an_error_of_the_call_is_raised_when_its_answer_is_taken():
-    def refuse(request):
+    def refuse():
         raise ProtocolError("refused")
 
-    ahead = LookAhead(refuse, "worker-0")
-    ahead.begin(pb.NextRequest())
+    job = Job(ONES)
     with pytest.raises(ProtocolError, match="refused"):
-        ahead.take()
-    assert ahead.take() is None
-    assert ahead.arrived is None
-    ahead.close()
+        job.run(job.begin(), lease(0, look_ahead=True), refuse)
+    assert len(job.shards.pushes) == 1

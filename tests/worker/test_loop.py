@@ -86,7 +86,7 @@ class Driver(LoopDriver):
 
     def __post_init__(self):
         super().__init__(job(), Shards(self))
-        self.wanted, self.computed, self.pushed, self.reported = [], [], [], []
+        self.wanted, self.computed, self.flying, self.pushed, self.reported = [], [], [], [], []
         self.unpushed, self.ahead, self.last_begun = [], None, None
         self.loop = WorkerLoop(self, lambda: float(len(self.wanted)))
 
@@ -109,7 +109,7 @@ class Driver(LoopDriver):
     def meet(self, wanted, *arguments):
         self.happen(self.events.get(len(self.wanted)))
         self.wanted.append(wanted.__name__)
-        if self.moves and wanted.__name__ in ("pull", "pull_exactly", "settle", "compute", "difference"):
+        if self.moves and wanted.__name__ in ("pull", "pull_exactly", "settle"):
             raise ShardsMoved
         return wanted(*arguments)
 
@@ -144,6 +144,7 @@ class Driver(LoopDriver):
         assert not self.unpushed or self.due is not None, "a step whose gradient was not pushed"
         assert len(self.pipeline.in_flight) <= OVERLAP
         self.computed.append(task.task)
+        self.flying.append(len(self.pipeline.in_flight))
         self.unpushed.append(task.task)
         if self.due is None:
             return Step(np.ones(1, np.float32), 1, {}, 0.5)
@@ -213,6 +214,19 @@ def test_local_steps_are_pushed_when_due_and_before_their_lease_is_reported(due,
     assert driver.reported == [(0, 0), (0, 1), (0, 2)]
 
 
+@pytest.mark.parametrize(("overlap", "flying"), [(0, [0, 0, 0, 0]), (1, [0, 1, 1, 1]), (OVERLAP + 1, [0, 1, 2, 2])])
+def test_a_gradient_is_computed_while_as_many_pushes_as_allowed_are_unanswered(overlap, flying):
+    driver = Driver([work(0, 1, 2, 3, overlap=overlap)])
+    driver.run()
+    assert driver.flying == flying
+
+
+def test_steps_count_from_the_state_that_a_worker_was_given():
+    driver = Driver([ins.BeginEpoch(0, b"", 0), work(0, 1), work(2, untrained=b"state")])
+    driver.run()
+    assert driver.loop.epoch_steps == 1
+
+
 def test_a_budget_ends_a_lease_after_one_task_at_least():
     driver = Driver([work(0, 1, 2, budget_s=1.0)])
     driver.run()
@@ -226,6 +240,7 @@ def test_a_worker_that_shall_end_takes_the_replies_in_flight_and_reports_them():
 
 
 EVALUATE = ins.Evaluate(0, (Task(0, 0, 1),), b"")
+MOVE_SHARDS = ins.MoveShards("job", 1, (), "token")
 
 
 @pytest.mark.parametrize(
@@ -236,7 +251,8 @@ EVALUATE = ins.Evaluate(0, (Task(0, 0, 1),), b"")
         ([work(0), ins.BeginEpoch(1, b"", 0), work(1)], 2),
         ([EVALUATE, EVALUATE], 1),
         ([work(0), EVALUATE, EVALUATE, ins.CollectState(0), work(1)], 3),
-        ([EVALUATE, ins.MoveShards("job", 1, (), "token"), EVALUATE], 2),
+        ([EVALUATE, MOVE_SHARDS, EVALUATE], 2),
+        ([EVALUATE, MOVE_SHARDS, work(0), EVALUATE], 3),
     ],
 )
 def test_weights_are_pulled_when_those_of_the_last_reply_do_not_serve(script, pulls):
@@ -282,10 +298,10 @@ OTHERS = st.sampled_from(
         ins.Wait(),
         ins.BeginEpoch(0, b"", 0),
         ins.CollectState(0),
-        ins.Evaluate(0, (Task(0, 0, 1),), b""),
+        EVALUATE,
         ins.Evaluate(1, (Task(0, 0, 1),), b""),
         ins.Summarise(0, b"", b"", {}),
-        ins.MoveShards("job", 1, (), "token"),
+        MOVE_SHARDS,
         ins.Leave("sent away"),
     ]
 )
@@ -328,14 +344,15 @@ def test_any_order_of_answers_and_events_ends_defined(script, events, arrivals, 
 
 @settings(max_examples=300)
 @given(instructions(), EVENTS, ARRIVALS, DUE)
-def test_after_a_stop_or_the_request_to_end_only_a_step_that_has_begun_is_computed(script, events, arrivals, due):
+def test_after_a_stop_a_move_or_the_request_to_end_no_step_begins(script, events, arrivals, due):
     events = {at: event for at, event in events.items() if event != LOSE}
     driver = Driver(script, events, arrivals, due)
     driver.run()
     computed = [at for at, wanted in enumerate(driver.wanted) if wanted == "compute"]
-    for event in (at for at, event in events.items() if event in (STOP, END)):
-        for at in (at for at in computed if at > event):
-            assert set(driver.wanted[event:at]) <= {"ask_ahead", "pull"}
+    for begun, event in events.items():
+        for at in (at for at in computed if at > begun):
+            between = set(driver.wanted[begun:at])
+            assert between <= {"ask_ahead", "pull"} or (event == MOVE and "move" in between)
     for event in (at for at, event in events.items() if event == STOP):
         later = driver.wanted[event:]
         assert "ask" not in later[2 if later[:1] == ["take_ahead"] else 1 :]  # which another request may follow at once
