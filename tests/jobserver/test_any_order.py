@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nfdt.core.wire import jobs_pb2
@@ -27,11 +27,12 @@ STEPS = st.one_of(
     st.tuples(st.just("thread"), number),
     st.tuples(st.just("process"), number),
     st.tuples(st.just("process"), number),
-    st.tuples(st.just("round"), st.integers(1, 8)),
+    st.tuples(st.just("round"), st.integers(1, 5)),
     st.tuples(st.just("time"), st.sampled_from([0.3, 1.1, 3.0])),
 )
 LOSSES = st.one_of(
     st.tuples(st.just("lose worker"), number),
+    st.tuples(st.just("lose shard"), number),
     st.tuples(st.just("lose shard"), number),
     st.tuples(st.just("drain"), number),
     st.tuples(st.just("add"), st.sampled_from(["worker", "shard"])),
@@ -44,7 +45,7 @@ REQUESTS = st.one_of(
     st.tuples(st.just("permit"), st.tuples(st.integers(0, 1), st.integers(0, 6))),
 )
 RESTARTS = st.tuples(st.just("restart"), st.booleans())
-EVENTS = st.lists(st.one_of(STEPS, STEPS, STEPS, STEPS, STEPS, LOSSES, REQUESTS, RESTARTS), max_size=60)
+EVENTS = st.lists(st.one_of(STEPS, STEPS, STEPS, STEPS, LOSSES, REQUESTS, RESTARTS), max_size=60)
 
 
 @contextmanager
@@ -102,13 +103,28 @@ def ends_in(world: World, *states: str) -> str:
 @every_job
 @settings(max_examples=40, deadline=None)
 @given(events=EVENTS)
-@example(events=[("rate", 0.1), ("thread", 0), ("thread", 0), ("drain", 0)])  # a shard, before workers are admitted
 def test_losses_requests_and_restarts_in_any_order_lose_no_row_and_apply_none_twice(name, attended, events):
     with world_of(name, attended) as world:
         for event, value in events:
             bring(world, event, value)
         if ends_in(world, "succeeded") == "succeeded":
             assert (world.applied() == 1).all(), world.applied()
+
+
+@every_job
+def test_workers_are_admitted_only_to_shards_that_have_addresses(name, attended):
+    with world_of(name, attended) as world:
+        world.request(set_learning_rate=jobs_pb2.SetLearningRate(value=0.1))
+        while world.job.core.training is None:
+            world.begin()
+            world.go_on(1)
+        assert not any(worker.admitted for worker in world.job.core.parts.slots.living())
+        world.add("shard")
+        world.turns.finish("call")  # the rate is set, but the job's thread does not know it yet
+        world.living("shard")[0].lose()
+        world.turns.finish("end of shard-0")
+        assert ends_in(world, "succeeded") == "succeeded"
+        assert (world.applied() == 1).all()
 
 
 @every_job

@@ -178,8 +178,10 @@ def test_timers_run_on_the_thread_of_the_job_only_until_they_end(mailbox):
     called, left = [], [0.5, 0.0, None]
     mailbox.add_timer(lambda: called.append(1) or left.pop(0))
     mailbox.wait(lambda: True, 0)
-    assert called == []
     mailbox.begin()
+    for other in in_threads(2, lambda: mailbox.wait(lambda: True, 0)):
+        other.join(30)
+    assert called == []
     for _ in range(5):
         mailbox.wait(lambda: True, 0)
     assert len(called) == 3

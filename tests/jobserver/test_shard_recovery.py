@@ -471,6 +471,25 @@ def test_snapshots_are_taken_when_they_are_due_also_after_one_that_failed(make):
     job.mailbox.wait_until(lambda: job.log.newest is not None)
 
 
+def test_one_snapshot_is_taken_when_one_is_due_whatever_happens_meanwhile(make, monkeypatch):
+    job, started = make(), []
+    monkeypatch.setattr(job.mailbox, "start", lambda slow, name: started.append(slow))
+
+    def look() -> None:
+        for _ in range(3):
+            job.recovery._look_at_clock()
+
+    job.cluster.clock.advance(job.machine.due_at - job.cluster.clock.now())
+    job.mailbox.handle(look)
+    assert len(started) == 1
+    started[0]()
+    job.mailbox.handle(look)
+    assert len(started) == 1
+    job.cluster.clock.advance(job.machine.due_at - job.cluster.clock.now())
+    job.mailbox.handle(look)
+    assert len(started) == 2
+
+
 def test_the_last_snapshot_is_deleted_with_the_result_of_the_job(make):
     job = make()
     job.recovery.take()

@@ -112,7 +112,8 @@ class ShardsClient:
             records = [shard.records() for shard in shards]
         finally:
             copied()
-        self._call()  # the transfer
+        for _ in range(4):  # the transfer, while workers go on
+            self._call()
         tasks = tuple(TaskNumbers(each["tasks"]) for each in records)
         rounds = tuple(int(each["mode/closed_round"]) for each in records)
         if not rounds[0]:  # each shard has its own moment, and its own part of the weights
@@ -238,7 +239,7 @@ class World:
     """Server, job and processes of one test."""
 
     def __init__(self, folder: Path, monkeypatch, algorithm: dict, *, attended: bool = False) -> None:
-        self.clock, self.turns, self.samples, self.attended = ManualClock(), Turns(), 24, attended
+        self.clock, self.turns, self.samples, self.attended = ManualClock(), Turns(), 48, attended
         self.artifacts, self.store = ArtifactStore(folder / "artifacts"), JobStore(folder / "jobs.sqlite")
         self.shards: dict[str, Shard] = {}
         self.ports, self.names = itertools.count(1), itertools.count()
@@ -267,7 +268,7 @@ class World:
             "program": program,
             "artifacts": [program, state],
             "algorithm": algorithm,
-            "cluster": {"workers": WORKERS, "shards": SHARDS, "snapshot_s": 1.0},
+            "cluster": {"workers": WORKERS, "shards": SHARDS, "snapshot_s": 0.5},
             "fit": {"epochs": EPOCHS, "batch_size": BATCH},
             "train": {"kind": "arrays", "structure": 0, "arrays": [data], "samples": self.samples},
             "attended": self.attended,
