@@ -64,8 +64,15 @@ class TrainingStep(ABC):
 
     def prepare(self, batch: Any) -> PreparedBatch:
         """Convert a pytree of arrays to the tensors that the step needs, ahead of the call."""
-        pytree = as_tensors(batch)
-        return PreparedBatch(pytree, [leaf for leaf in keras.tree.flatten(pytree) if leaf is not None])
+        tensors: list[Any] = []
+        convert = current().to_tensor
+
+        def added(leaf: Any) -> Any:
+            if leaf is not None:
+                tensors.append(leaf := convert(leaf))
+            return leaf
+
+        return PreparedBatch(keras.tree.map_structure(added, batch), tensors)
 
     def __call__(self, weights: Any, batch: Any, *, version: int | None = None, share: float = 1.0) -> GradientResult:
         """Compute the gradient of one batch.
