@@ -43,6 +43,7 @@ class Push:
     tasks: tuple
     incarnation: int
     arrived: bool
+    options: dict
 
     def result(self):
         return Pushed(np.zeros(1, np.float32), (0,), 0, True)
@@ -63,7 +64,7 @@ class Shards:
         if driver.moves:
             raise ShardsMoved
         arrived = driver.arrivals.pop() if driver.arrivals else False
-        driver.pushed.append(Push(tuple(tasks), driver.incarnation, arrived))
+        driver.pushed.append(Push(tuple(tasks), driver.incarnation, arrived, options))
         driver.unpushed = []
         return driver.pushed[-1]
 
@@ -259,6 +260,28 @@ def test_weights_are_pulled_when_those_of_the_last_reply_do_not_serve(script, pu
     driver = Driver(script)
     driver.run()
     assert driver.wanted.count("pull") + driver.wanted.count("pull_exactly") == pulls
+
+
+def test_a_lease_of_shards_that_are_gone_is_not_begun():
+    driver = Driver([work(0), work(1)], {7: MOVE})
+    driver.run()
+    assert driver.wanted[6:] == ["ask", "prepare", "move", "ask"]
+
+
+@pytest.mark.parametrize(
+    ("lease", "wanted"),
+    [
+        (work(0), True),
+        (work(0, no_weights=True), False),
+        (ins.Work(0, (Task(0, 0, 1, round=1, parts=2),)), False),
+    ],
+)
+def test_weights_are_wanted_unless_they_would_be_stale_or_come_with_the_next_round(lease, wanted):
+    driver = Driver([lease])
+    driver.run()
+    (push,) = driver.pushed
+    assert push.options["want_weights"] == wanted
+    assert push.options["compute_s"] == 0.5
 
 
 def test_nothing_of_shards_that_are_gone_is_reported_pushed_or_awaited():
