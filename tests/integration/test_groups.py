@@ -95,7 +95,8 @@ print(json.dumps(dict(lost=rows[0, 1]["steps"], samples=samples(history), accura
     )
     got = answer(done)
     assert got["lost"] <= 7
-    assert got["samples"] == 1344
+    # A lost group's own row may lack the last update of 2 x 32 samples, which the shards know and it had not reported.
+    assert got["samples"] in (1344 - 64, 1344)
     assert got["accuracy"] > 0.5
     assert "All groups are gone" in got["reason"]
     assert "signal 9" in got["reason"]
