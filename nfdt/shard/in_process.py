@@ -13,10 +13,19 @@ from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.shard.delta_reply import ReplyHistory
 from nfdt.shard.messages import DeltaRequest, Gradient, Reply
 from nfdt.shard.store import ShardStore
-from nfdt.transport.base import Pulled, Pushed, PushOptions, Vector, check_gradient, joined, shard_bounds
+from nfdt.transport.base import (
+    InFlight,
+    InFlightPush,
+    Pulled,
+    Pushed,
+    PushOptions,
+    Vector,
+    check_gradient,
+    joined,
+    shard_bounds,
+)
 from nfdt.transport.choice import CodecChoice
 from nfdt.transport.coding import AnswerPart, Coding
-from nfdt.transport.in_flight import InFlight, InFlightPush
 
 
 @dataclass(frozen=True)

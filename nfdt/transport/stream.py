@@ -21,15 +21,21 @@ from nfdt.core.wire.channel import split_address
 from nfdt.core.wire.shards_pb2 import PULL, PUSH, WEIGHTS, Frame
 from nfdt.core.wire.shared_memory import is_this_machine
 from nfdt.core.work.patience import Patience
-from nfdt.transport.base import Pulled, Pushed, PushOptions, Vector, check_gradient, shard_bounds
+from nfdt.transport.base import (
+    InFlight,
+    InFlightPush,
+    Pulled,
+    Pushed,
+    PushOptions,
+    Vector,
+    check_gradient,
+    shard_bounds,
+)
 from nfdt.transport.call import ShardAnswer, ShardRequest
 from nfdt.transport.choice import CodecChoice
-from nfdt.transport.coding import AnswerPart, Coding, EncodedGradient
+from nfdt.transport.coding import AnswerPart, Coding, EncodedGradient, RowCoding
 from nfdt.transport.emulated_link import EmulatedLink
-from nfdt.transport.in_flight import InFlight, InFlightPush
-from nfdt.transport.link import ShardLink
-from nfdt.transport.row_coding import RowCoding
-from nfdt.transport.shard_connector import ShardConnector
+from nfdt.transport.link import ShardConnector, ShardLink
 
 TIMEOUT_S = 120.0
 
