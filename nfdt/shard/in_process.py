@@ -10,8 +10,7 @@ import numpy as np
 
 from nfdt.codecs import Codec
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.shard.delta_reply import ReplyHistory
-from nfdt.shard.messages import DeltaRequest, Gradient, Reply
+from nfdt.shard.messages import DeltaRequest, Gradient, Reply, ReplyHistory
 from nfdt.shard.store import ShardStore
 from nfdt.transport.base import (
     InFlight,

@@ -6,9 +6,8 @@ from dataclasses import replace
 from functools import partial
 
 from nfdt.core.sharding.records import RecordTree
-from nfdt.shard.accumulator import GradientAccumulator
 from nfdt.shard.backups import BackupStore
-from nfdt.shard.engine import MergingEngine
+from nfdt.shard.engine import GradientAccumulator, MergingEngine
 from nfdt.shard.modes.base import ArrivedPush, DelayedPush, PushOutcome, admit
 from nfdt.shard.versioned_weights import VersionedWeights
 

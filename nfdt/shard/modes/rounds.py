@@ -6,9 +6,8 @@ from typing import Any
 
 from nfdt.core.errors import ProtocolError
 from nfdt.core.sharding.records import RecordTree
-from nfdt.shard.accumulator import GradientAccumulator
 from nfdt.shard.backups import BackupStore
-from nfdt.shard.engine import MergingEngine, ReplyWeights
+from nfdt.shard.engine import GradientAccumulator, MergingEngine, ReplyWeights
 from nfdt.shard.messages import Gradient
 from nfdt.shard.modes.base import ArrivedPush, PushOutcome
 from nfdt.shard.versioned_weights import VersionedWeights
