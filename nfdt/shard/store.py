@@ -27,10 +27,8 @@ from nfdt.shard.backups import Backup, BackupStore
 from nfdt.shard.buffers import length_of
 from nfdt.shard.engine import Engine, ReplyWeights
 from nfdt.shard.messages import DeltaRequest, Gradient, Reply, Vector, encode_delta
-from nfdt.shard.modes import AsynchronousMode, ModeFactory
-from nfdt.shard.modes.base import ArrivedPush, PushOutcome
+from nfdt.shard.modes import ArrivedPush, AsynchronousMode, ModeFactory, PushOutcome, VersionedWeights
 from nfdt.shard.statistics import ShardStatistics
-from nfdt.shard.versioned_weights import VersionedWeights
 
 PULL_TIMEOUT_S = 60.0
 
