@@ -23,7 +23,6 @@ from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.work.spans import SpanRing
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.state import State
-from nfdt.shard.backup_formats import format_for
 from nfdt.shard.engine import Engine
 from nfdt.shard.merging_modes import MergedMode, RoundMode
 from nfdt.shard.modes import AsynchronousMode, ModeFactory
@@ -31,7 +30,7 @@ from nfdt.shard.optimizer_state import plain_traits
 from nfdt.shard.sparse_store import SparseStore
 from nfdt.shard.store import ShardStore
 from nfdt.shard.table import ShardTable
-from nfdt.update_rules import make_rule
+from nfdt.update_rules import UpdateRule, make_rule
 from nfdt.update_rules.blocks import KernelBlocks, TableRows
 from nfdt.update_rules.ddc_adam import DelayedAdam
 from nfdt.update_rules.ddc_sgd import DelayedSGD
@@ -39,6 +38,10 @@ from nfdt.update_rules.ddc_sgd import DelayedSGD
 Store = ShardStore | SparseStore
 
 OTHER = "other"
+
+FEW_WORKERS = 4
+"""Up to this number of workers exact backups cost no more: two anchors are alive as a rule, and one more for workers
+that are much slower."""
 
 _NOTHING = ParameterLayout.of({"nothing": (1,)})
 
@@ -213,6 +216,15 @@ def mode_for(policy: ConsistencyPolicy, workers: int) -> ModeFactory:
         return RoundMode
     count = policy.merge_count(workers)
     return partial(MergedMode, count=count) if count > 1 else AsynchronousMode
+
+
+def format_for(rule: UpdateRule, algorithm: AlgorithmSpec, workers: int) -> str:
+    """Return the name of the format of backups for the shards of a job."""
+    if algorithm.encodes_replies:
+        return "exact"
+    if not rule.uses_backup:
+        return "none"
+    return "anchored" if workers > FEW_WORKERS else "exact"
 
 
 def _loop_engine(
