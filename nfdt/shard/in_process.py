@@ -24,7 +24,7 @@ from nfdt.transport.base import (
     shard_bounds,
 )
 from nfdt.transport.choice import CodecChoice
-from nfdt.transport.coding import AnswerPart, Coding
+from nfdt.transport.coding import Coding
 
 
 @dataclass(frozen=True)
@@ -174,10 +174,5 @@ class InProcessClient:
             return joined([reply.weights for reply in replies])
         if any(reply.weights is None and reply.delta is None for reply in replies):
             return None
-        parts = [
-            AnswerPart(None, made.payload, made.codec, made.base)
-            if (made := reply.delta)
-            else AnswerPart(reply.weights)
-            for reply in replies
-        ]
+        parts = [reply.delta or reply.weights for reply in replies]
         return self._coding.decode(sequence, parts, np.empty(self._bounds[-1].stop, np.float32))

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from nfdt.codecs import Codec
 from nfdt.codecs.fused import encode_difference
 from nfdt.shard.buffers import aligned_buffer
+from nfdt.transport.base import WeightDelta
 
 Vector = npt.NDArray[np.float32]
 
@@ -67,15 +68,6 @@ class DeltaRequest:
     """Request for a delta to the weights of reply ``base``, which the worker holds, encoded in ``codec``."""
 
     codec: Codec
-    base: int
-
-
-@dataclass(frozen=True)
-class WeightDelta:
-    """Vector to be added to the weights of reply ``base``: bytes in a codec, shape ``(n,)`` uint8."""
-
-    codec: Codec
-    payload: npt.NDArray[np.uint8]
     base: int
 
 

@@ -21,9 +21,10 @@ from nfdt.core.arrays.table_rows import Rows, RowVector, TableLayout
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.sharding.records import RecordTree
 from nfdt.shard.engine import Engine
-from nfdt.shard.messages import DeltaRequest, Gradient, Reply, Vector, WeightDelta
+from nfdt.shard.messages import DeltaRequest, Gradient, Reply, Vector
 from nfdt.shard.store import PULL_TIMEOUT_S, ShardStore, StoreSnapshot
 from nfdt.shard.table import MovedRows, PushContext, ShardTable
+from nfdt.transport.base import WeightDelta
 
 
 class SparseStore:

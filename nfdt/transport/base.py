@@ -10,6 +10,7 @@ from typing import Any, Protocol, Required, TypedDict, Unpack
 import numpy as np
 import numpy.typing as npt
 
+from nfdt.codecs import Codec
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import ShapeMismatch, UsageError
 
@@ -35,6 +36,15 @@ class Pulled:
     weights: Vector
     versions: tuple[int, ...]
     sequence: int = 0
+
+
+@dataclass(frozen=True)
+class WeightDelta:
+    """Vector to be added to the weights of reply ``base``: bytes in a codec, shape ``(n,)`` uint8."""
+
+    codec: Codec
+    payload: npt.NDArray[np.uint8]
+    base: int
 
 
 @dataclass(frozen=True)

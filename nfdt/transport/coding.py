@@ -16,7 +16,7 @@ from nfdt.codecs.sparse import ROWS, RowFormat
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.table_rows import ChangedRows, Rows, RowVector, RowWeights, TableLayout
 from nfdt.core.errors import ProtocolError, ShapeMismatch
-from nfdt.transport.base import check_gradient
+from nfdt.transport.base import WeightDelta, check_gradient
 from nfdt.transport.choice import CodecChoice
 
 
@@ -26,16 +26,6 @@ class EncodedGradient:
 
     codec: Codec
     payloads: list[Payload]
-
-
-@dataclass(frozen=True)
-class AnswerPart:
-    """One shard's part of a reply: weights, or a delta to those of reply ``base``."""
-
-    weights: Vector | None = None
-    delta: Payload | None = None
-    codec: Codec = IDENTITY
-    base: int = 0
 
 
 class Coding:
@@ -81,12 +71,12 @@ class Coding:
         self._note("push", codec, sum(payload.nbytes for payload in payloads))
         return self._sent
 
-    def decode(self, sequence: int, parts: Sequence[AnswerPart], out: Vector) -> Vector:
-        """Assemble the weights of reply ``sequence`` in ``out``, which may already hold parts (``AnswerPart()``).
+    def decode(self, sequence: int, parts: Sequence[Vector | WeightDelta | None], out: Vector) -> Vector:
+        """Assemble the weights of reply ``sequence`` in ``out``, which may already hold parts of them.
 
         Args:
             sequence: Number of the reply; replies arrive in order.
-            parts: Parts of the reply, one per shard.
+            parts: Weights or a delta from each shard; None: ``out`` holds its weights.
             out: Shape ``(P,)``; the client must not change it until the next reply is decoded into another vector.
 
         Raises:
@@ -94,17 +84,17 @@ class Coding:
         """
         size = 0
         for part, bound in zip(parts, self._bounds, strict=True):
-            if part.delta is not None:
+            if isinstance(part, WeightDelta):
                 self._add(part, bound, out)
-                size += part.delta.nbytes
+                size += part.payload.nbytes
                 continue
-            if part.weights is not None:
-                np.copyto(out[bound], part.weights)
+            if part is not None:
+                np.copyto(out[bound], part)
             size += out[bound].nbytes
         if self._base is not None:
             self._choice.received(self._base, out)
         self._base, self._base_answer = out, sequence
-        self._note("reply", parts[0].codec, size)
+        self._note("reply", parts[0].codec if isinstance(parts[0], WeightDelta) else IDENTITY, size)
         return out
 
     def exchanged(self, sent_bytes: int, received_bytes: int, seconds: float) -> None:
@@ -120,13 +110,13 @@ class Coding:
             "decisions": self._choice.decisions(),
         }
 
-    def _add(self, part: AnswerPart, bound: slice, out: Vector) -> None:
-        if self._base is None or part.base != self._base_answer or part.delta is None:
+    def _add(self, part: WeightDelta, bound: slice, out: Vector) -> None:
+        if self._base is None or part.base != self._base_answer:
             raise ProtocolError(
                 f"Answer: expected all weights, or a difference to those of answer {self._base_answer}. Received: a "
                 f"difference to answer {part.base}."
             )
-        decode_and_add(part.codec, part.delta, self._base[bound], out[bound])
+        decode_and_add(part.codec, part.payload, self._base[bound], out[bound])
 
     def _norm_sent(self) -> float:
         """Return the norm of the last push as the shards decoded it."""
@@ -192,7 +182,7 @@ class RowCoding:
             payloads.append(part.encode(RowVector(vector.dense[bound], tuple(own))))
         return EncodedGradient(ROWS, payloads)
 
-    def decode(self, sequence: int, parts: Sequence[AnswerPart], out: Vector) -> Any:
+    def decode(self, sequence: int, parts: Sequence[Vector | WeightDelta | None], out: Vector) -> Any:
         """Assemble the weights of reply ``sequence``; see :meth:`nfdt.transport.coding.Coding.decode`.
 
         Returns:
@@ -204,18 +194,18 @@ class RowCoding:
         dense = np.empty(self._whole.dense_size, np.float32)
         for shard, part in enumerate(parts):
             layout, bound = self._parts[shard], self._bounds[shard]
-            if part.delta is not None:
+            if isinstance(part, WeightDelta):
                 changed = self._changed(part, layout)
                 dense[self._dense[shard]] = changed.dense
                 self._note(shard, changed.rows)
                 continue
-            if part.weights is not None:
-                np.copyto(out[bound], part.weights)
+            if part is not None:
+                np.copyto(out[bound], part)
             dense[self._dense[shard]] = layout.dense(out[bound])
             self._news[:] = [news for news in self._news if (news.table, news.first) not in self._first[shard]]
             self._note(shard, [view.copy() for view in layout.views(out[bound])])
         self._answer = sequence
-        return out if all(part.delta is None for part in parts) else RowWeights(dense, self._news)
+        return out if not any(isinstance(part, WeightDelta) for part in parts) else RowWeights(dense, self._news)
 
     def exchanged(self, sent_bytes: int, received_bytes: int, seconds: float) -> None:
         """Do nothing: the format of rows does not depend on times."""
@@ -224,13 +214,13 @@ class RowCoding:
         """Return an empty report, as rows are lossless."""
         return {}
 
-    def _changed(self, part: AnswerPart, layout: TableLayout) -> RowVector:
-        if part.base != self._answer or part.delta is None:
+    def _changed(self, part: WeightDelta, layout: TableLayout) -> RowVector:
+        if part.base != self._answer:
             raise ProtocolError(
                 f"Answer: expected all weights, or what is new since answer {self._answer}. Received: what is new "
                 f"since answer {part.base}."
             )
-        return layout.decode(np.array(part.delta))  # kept longer than its memory stays valid
+        return layout.decode(np.array(part.payload))  # kept longer than its memory stays valid
 
     def _note(self, shard: int, rows: Sequence[Rows | Vector]) -> None:
         for (table, first), new in zip(self._first[shard], rows, strict=True):
