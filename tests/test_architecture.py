@@ -57,7 +57,7 @@ SERVERS = {
     "nfdt.worker.run_rank": ("hfdt.runtime.slot_rank", "nfdt.worker.assignment_context", *FLOOR),
     "nfdt.worker.run_shard": (
         "nfdt.shard.servicer",
-        "nfdt.shard.kept_engine",
+        "nfdt.shard.building",
         "nfdt.worker.assignment_context",
         *FLOOR,
     ),

@@ -1,4 +1,15 @@
-"""Backups of one shard: for each worker, the weights that its next gradient may have been computed on."""
+"""Backups of one shard: for each worker, the weights that its next gradient may have been computed on.
+
+A backup equals the weights that the worker holds, bit for bit: a shard sends the decoded backup. It is as small as the
+update rule and the workers' codecs allow. Three formats::
+
+    none      nothing: the rule does not use the weights that a gradient was computed on           0 bytes per weight
+    exact     the weights; replies may then be deltas to the weights that a worker holds          4
+    anchored  a bfloat16 difference to an *anchor*, an older snapshot that many backups share     2
+
+An anchored backup differs from the weights it represents by at most 1/256 of their distance to the anchor, which is
+far less than one step. Weights in half precision would differ by more than a small step.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +20,80 @@ from typing import Any
 from nfdt.core.errors import ProtocolError
 from nfdt.core.sharding.records import RecordTree
 from nfdt.core.work.tasks import TaskNumbers
-from nfdt.shard.backup_formats import BACKUP_FORMATS
-from nfdt.shard.engine import Engine, ReplyWeights, Vector
+from nfdt.shard.engine import AnchoredBf16, Engine, ReplyWeights, Vector
 from nfdt.shard.messages import DeltaRequest
 from nfdt.update_rules.base import RuleState
 
 MAX_NAME = 200
+
+REPLIES_PER_ANCHOR = 4
+"""Replies per worker until the anchor is renewed."""
+
+
+class BackupFormat:
+    """Format of the backups of one shard, here the one without backups. Used under the store's lock.
+
+    Attributes:
+        has_deltas: Whether a reply may be a delta to a backup.
+    """
+
+    has_deltas = False
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def anchor(self, snapshot: Callable[[], Vector], workers: int) -> Vector | None:
+        """Return the anchor of the next reply to one of ``workers``, or None; ``snapshot`` returns current weights."""
+        return None
+
+    def renew_anchor(self) -> None:
+        """Take a new anchor for the next reply, because the weights have changed a lot."""
+
+    def encode(self, reply: ReplyWeights) -> Any:
+        """Return the backup of weights that are sent: a vector, an :class:`AnchoredBf16`, or None."""
+        return None
+
+
+class ExactBackup(BackupFormat):
+    """Format that keeps the weights themselves."""
+
+    has_deltas = True
+
+    def encode(self, reply: ReplyWeights) -> Any:
+        """See ``BackupFormat``."""
+        return reply.weights
+
+
+class AnchoredBackup(BackupFormat):
+    """Format that keeps differences to an anchor, a snapshot of the weights that is renewed periodically."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self._anchor: Any = None
+        self._replies = 0  # with this anchor
+        self._zeros: Any = None
+
+    def anchor(self, snapshot: Callable[[], Vector], workers: int) -> Vector | None:
+        """See ``BackupFormat``."""
+        if self._anchor is None or self._replies >= REPLIES_PER_ANCHOR * workers:
+            self._anchor, self._replies = snapshot(), 0
+        self._replies += 1
+        return self._anchor
+
+    def renew_anchor(self) -> None:
+        """See ``BackupFormat``."""
+        self._anchor = None
+
+    def encode(self, reply: ReplyWeights) -> Any:
+        """See ``BackupFormat``; weights sent without an anchor become their own anchor."""
+        if reply.compressed is not None:
+            return reply.compressed
+        if self._zeros is None:
+            self._zeros = self._engine.no_difference()
+        return AnchoredBf16(reply.weights, self._zeros)
+
+
+BACKUP_FORMATS = {"none": BackupFormat, "exact": ExactBackup, "anchored": AnchoredBackup}
 
 
 @dataclass(frozen=True)
@@ -22,7 +101,7 @@ class Backup:
     """Weights that a worker holds.
 
     Attributes:
-        weights: Weights as the shard's format keeps them; see :mod:`nfdt.shard.backup_formats`.
+        weights: Weights as the shard's format keeps them.
         version: Version of the shard when they were sent.
         staleness: Staleness of the push they answered.
     """
@@ -101,7 +180,7 @@ class BackupStore:
 
     Args:
         engine: Engine of the shard.
-        backup_format: Name in :data:`~nfdt.shard.backup_formats.BACKUP_FORMATS`.
+        backup_format: Name in :data:`~nfdt.shard.backups.BACKUP_FORMATS`.
         size: Number of replies kept for each worker.
     """
 

@@ -1,12 +1,18 @@
-"""Construction of the store of one shard: with tables by rows where the job allows it, otherwise all dense."""
+"""Construction of one shard: the program that it serves, its mode, its engine and its store.
+
+The store has tables by rows where the job allows it; otherwise it is all dense. The engine may be that of the last job,
+with its compiled functions. Workers that push differences of weights, instead of gradients, have an outer optimizer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from nfdt.consistency import ConsistencyPolicy, make_policy
 from nfdt.core.arrays.layout import Array, ParameterLayout, Run
@@ -17,23 +23,119 @@ from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.work.spans import SpanRing
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.state import State
-from nfdt.shard.backup_formats import format_for
 from nfdt.shard.engine import Engine
-from nfdt.shard.kept_engine import EngineTerms, KeptEngine
-from nfdt.shard.modes import AsynchronousMode, mode_for
+from nfdt.shard.merging_modes import MergedMode, RoundMode
+from nfdt.shard.modes import AsynchronousMode, ModeFactory
 from nfdt.shard.optimizer_state import plain_traits
-from nfdt.shard.outer import outer_algorithm
 from nfdt.shard.sparse_store import SparseStore
 from nfdt.shard.store import ShardStore
 from nfdt.shard.table import ShardTable
-from nfdt.update_rules import make_rule
+from nfdt.update_rules import UpdateRule, make_rule
 from nfdt.update_rules.blocks import KernelBlocks, TableRows
 from nfdt.update_rules.ddc_adam import DelayedAdam
 from nfdt.update_rules.ddc_sgd import DelayedSGD
 
 Store = ShardStore | SparseStore
 
+OTHER = "other"
+
+FEW_WORKERS = 4
+"""Up to this number of workers exact backups cost no more: two anchors are alive as a rule, and one more for workers
+that are much slower."""
+
 _NOTHING = ParameterLayout.of({"nothing": (1,)})
+
+
+def pushes_differences(algorithm: AlgorithmSpec) -> bool:
+    """Return whether workers push differences ``pulled - own``, made by the user's optimizer elsewhere."""
+    return algorithm.topology_facts.grouped and algorithm.outer == "delta"
+
+
+def served_program(manifest: Manifest, state: State, algorithm: AlgorithmSpec) -> tuple[Manifest, State, AlgorithmSpec]:
+    """Return program, state and algorithm of the shards: with the outer optimizer where workers push differences."""
+    if not pushes_differences(algorithm):
+        return manifest, state, algorithm
+    return outer_program(manifest, algorithm), State(state.weights), outer_algorithm(algorithm)
+
+
+def outer_program(manifest: Manifest, algorithm: AlgorithmSpec) -> Manifest:
+    """Return the program with Nesterov SGD instead of the user's optimizer; a difference is its gradient.
+
+    Its variables are not part of the job's state. Weight decay belongs to the user's optimizer, and is included in the
+    difference.
+
+    References:
+        Douillard et al., "DiLoCo", arXiv:2311.08105: the outer optimizer and its hyperparameters.
+    """
+    slots = manifest.layout.slots
+    rate, momentum = algorithm.outer_lr, algorithm.outer_momentum
+    options = {"learning_rate": rate, "momentum": momentum, "nesterov": momentum > 0, "name": "outer"}
+    described: list[dict[str, Any]] = [{"shape": [], "dtype": "int64", "variable": -1}]  # iterations
+    described.append({"shape": [], "dtype": "float32", "variable": -1})  # learning rate
+    if momentum:
+        described += [{"shape": list(s.shape), "dtype": "float32", "variable": i} for i, s in enumerate(slots)]
+    config = {"module": "keras.optimizers", "class_name": "SGD", "config": options, "registered_name": None}
+    return manifest.with_optimizer(config, described)
+
+
+def outer_algorithm(algorithm: AlgorithmSpec) -> AlgorithmSpec:
+    """Return the algorithm without curvature compensation, which differences do not measure; delays still count."""
+    return algorithm.model_copy(update={"dc_lambda": 0.0})
+
+
+@dataclass(frozen=True)
+class EngineTerms:
+    """Everything that the functions of an engine are compiled for.
+
+    Attributes:
+        manifest: The program; its initial state does not matter.
+        algorithm: Algorithm of the job.
+        part: Index of the shard, and number of shards as given in the job's specification.
+    """
+
+    manifest: Manifest
+    algorithm: AlgorithmSpec
+    part: tuple[int, int]
+
+    def equal(self, other: EngineTerms) -> bool:
+        """Whether both have the same functions."""
+        same = (self.algorithm, self.part) == (other.algorithm, other.part)
+        return same and self.manifest.is_same_program(other.manifest)
+
+
+class KeptEngine:
+    """Engine of the last job of this process, if another job may use it: SGD, Adam or AdamW of a program without code.
+
+    Their whole state is in variables, which the initial state of a job replaces.
+    """
+
+    def __init__(self) -> None:
+        self._held: tuple[EngineTerms, Engine] | None = None
+
+    def get(
+        self,
+        terms: EngineTerms,
+        weights: npt.NDArray[np.float32],
+        optimizer: Mapping[int, npt.NDArray[Any]],
+        make: Callable[[], Engine],
+    ) -> Engine:
+        """Return an engine with this state: the kept one, or a new one, which is kept.
+
+        Args:
+            terms: What the engine is for.
+            weights: Weights of the shard, flat.
+            optimizer: Variables of the whole optimizer, by index.
+            make: Makes an engine with this state.
+        """
+        held, self._held = self._held, None
+        if held is not None and held[0].equal(terms) and held[1].is_complete(optimizer):
+            engine = held[1]
+            engine.write(weights, optimizer)
+        else:
+            engine = make()
+        if engine.traits.kind != OTHER and not terms.manifest.carries_code:
+            self._held = (terms, engine)
+        return engine
 
 
 def build_store(
@@ -106,6 +208,23 @@ def build_store(
     if records is not None:
         store.restore(to_tree(part_of_records(records, index)))
     return store
+
+
+def mode_for(policy: ConsistencyPolicy, workers: int) -> ModeFactory:
+    """Return the mode of a job: rounds for a barrier, merged if an update has several gradients, else asynchronous."""
+    if policy.facts.synchronous:
+        return RoundMode
+    count = policy.merge_count(workers)
+    return partial(MergedMode, count=count) if count > 1 else AsynchronousMode
+
+
+def format_for(rule: UpdateRule, algorithm: AlgorithmSpec, workers: int) -> str:
+    """Return the name of the format of backups for the shards of a job."""
+    if algorithm.encodes_replies:
+        return "exact"
+    if not rule.uses_backup:
+        return "none"
+    return "anchored" if workers > FEW_WORKERS else "exact"
 
 
 def _loop_engine(

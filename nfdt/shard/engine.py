@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from nfdt.core.sharding.records import RecordTree
-from nfdt.shard.accumulator import GradientAccumulator
 from nfdt.update_rules.base import OptimizerTraits, RuleState, UpdateRule
 
 Vector = Any
@@ -58,6 +57,39 @@ class StepResult:
     reply: ReplyWeights
     worker: RuleState
     finish: Callable[[], None] | None = None
+
+
+@dataclass
+class GradientAccumulator:
+    """Weighted sum of gradients that are applied together.
+
+    Attributes:
+        total: Sum of the gradients times their denominators; in a merge also times their own learning-rate factor.
+        weight: Sum of these weights in a merge, 0-d.
+        denominator: Sum of the denominators; of gradients of sums, each 1.
+        count: Number of gradients.
+        longest: Length of the longest gradient.
+        added: Whether the gradients are of sums: their union has their sum as its gradient, not their mean.
+    """
+
+    total: Vector
+    weight: Any
+    denominator: float = 0.0
+    count: int = 0
+    longest: float = 0.0
+    added: bool = False
+
+    def note(self, weight: float, length: float, added: bool) -> None:
+        """Count a gradient that was added to the sum."""
+        self.denominator += weight
+        self.count += 1
+        self.longest = max(self.longest, length)
+        self.added = added
+
+    @property
+    def union(self) -> float:
+        """Factor of the mean gradient in the gradient of the union."""
+        return float(self.count) if self.added else 1.0
 
 
 class Engine(Protocol):

@@ -10,13 +10,21 @@ import numpy as np
 
 from nfdt.codecs import Codec
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.shard.delta_reply import ReplyHistory
-from nfdt.shard.messages import DeltaRequest, Gradient, Reply
+from nfdt.shard.messages import DeltaRequest, Gradient, Reply, ReplyHistory
 from nfdt.shard.store import ShardStore
-from nfdt.transport.base import Pulled, Pushed, PushOptions, Vector, check_gradient, joined, shard_bounds
+from nfdt.transport.base import (
+    InFlight,
+    InFlightPush,
+    Pulled,
+    Pushed,
+    PushOptions,
+    Vector,
+    check_gradient,
+    joined,
+    shard_bounds,
+)
 from nfdt.transport.choice import CodecChoice
-from nfdt.transport.coding import AnswerPart, Coding
-from nfdt.transport.in_flight import InFlight, InFlightPush
+from nfdt.transport.coding import Coding
 
 
 @dataclass(frozen=True)
@@ -166,10 +174,5 @@ class InProcessClient:
             return joined([reply.weights for reply in replies])
         if any(reply.weights is None and reply.delta is None for reply in replies):
             return None
-        parts = [
-            AnswerPart(None, made.payload, made.codec, made.base)
-            if (made := reply.delta)
-            else AnswerPart(reply.weights)
-            for reply in replies
-        ]
+        parts = [reply.delta or reply.weights for reply in replies]
         return self._coding.decode(sequence, parts, np.empty(self._bounds[-1].stop, np.float32))

@@ -13,8 +13,7 @@ from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import UsageError
 from nfdt.core.sharding.records import RecordTree
 from nfdt.model.keras_internals.training import has_fixed_learning_rate
-from nfdt.shard.accumulator import GradientAccumulator
-from nfdt.shard.engine import LARGE, AnchoredBf16, ReplyWeights, StepResult, Vector
+from nfdt.shard.engine import LARGE, AnchoredBf16, GradientAccumulator, ReplyWeights, StepResult, Vector
 from nfdt.shard.engine_ops import EngineOps, ops_of_backend
 from nfdt.shard.optimizer import BuiltOptimizer
 from nfdt.shard.step import FusedStep

@@ -21,9 +21,8 @@ from nfdt.core.sharding.records import RecordTree
 from nfdt.shard import update_loops
 from nfdt.shard.buffers import VectorPool
 from nfdt.shard.engine import LARGE, AnchoredBf16, ReplyWeights, StepResult, Vector
+from nfdt.shard.loop_push import PendingUpdate, PushNumbers
 from nfdt.shard.optimizer_state import OptimizerPart, joined
-from nfdt.shard.pending_update import PendingUpdate
-from nfdt.shard.push_numbers import PushNumbers
 from nfdt.update_rules.base import OptimizerTraits, RuleState, UpdateRule, check_state
 from nfdt.update_rules.blocks import KernelBlocks
 from nfdt.update_rules.ddc_adam import DelayedAdam

@@ -1,4 +1,9 @@
-"""Requests to a shard and its replies."""
+"""Requests to a shard and its replies, whose weights may be a delta to those of an earlier reply.
+
+A worker's backup equals the weights that the worker holds, bit for bit, after the losses of a codec. The next delta is
+relative to the backup, so it also carries earlier losses: the backup is the error feedback of the replies. The update
+rule measures the drift from the backup, so losses are part of the delay that the rule compensates.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nfdt.codecs import Codec
+from nfdt.codecs.fused import encode_difference
+from nfdt.shard.buffers import aligned_buffer
+from nfdt.transport.base import WeightDelta
 
 Vector = npt.NDArray[np.float32]
 
@@ -64,15 +72,6 @@ class DeltaRequest:
 
 
 @dataclass(frozen=True)
-class WeightDelta:
-    """Vector to be added to the weights of reply ``base``: bytes in a codec, shape ``(n,)`` uint8."""
-
-    codec: Codec
-    payload: npt.NDArray[np.uint8]
-    base: int
-
-
-@dataclass(frozen=True)
 class Reply:
     """Reply of the shard.
 
@@ -89,3 +88,50 @@ class Reply:
     staleness: int = 0
     applied: bool = True
     delta: WeightDelta | None = None
+
+
+RESYNC_AFTER = 1000
+"""Number of deltas in a row after which all weights are sent once."""
+
+
+class ReplyHistory:
+    """Replies on one stream. The worker receives them in order, so the base of the next delta is the last reply.
+
+    A new stream begins with all weights. Replies on an old stream do not count: the last of them may be lost.
+    """
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._deltas = 0
+
+    def delta_request(self, codec: Codec | None) -> DeltaRequest | None:
+        """Return the request for a delta in ``codec`` as the next reply; None for all weights."""
+        if codec is None or not self._last or self._deltas >= RESYNC_AFTER:
+            return None
+        return DeltaRequest(codec, self._last)
+
+    def add(self, sequence: int, reply: Reply) -> None:
+        """Record the reply to the request ``sequence``."""
+        if reply.delta is not None:
+            self._last, self._deltas = sequence, self._deltas + 1
+        elif reply.weights is not None:
+            self._last, self._deltas = sequence, 0
+
+
+def encode_delta(base: Vector, weights: Vector, request: DeltaRequest) -> tuple[WeightDelta, Vector] | None:
+    """Encode the difference of two vectors, and compute the sum of the first one and the decoded difference.
+
+    Args:
+        base: Weights that the worker holds, shape ``(n,)`` float32.
+        weights: Weights that it should hold, same shape.
+        request: Codec of the delta, and the number of the reply that ``base`` comes from.
+
+    Returns:
+        The delta and the weights that the worker will hold; None if the difference is not finite and all weights must
+        be sent.
+    """
+    codec, size = request.codec, base.size
+    payload, reached = np.empty(codec.encoded_bytes(size), np.uint8), aligned_buffer(size)
+    if not encode_difference(codec, base, weights, payload, reached):
+        return None
+    return WeightDelta(codec, payload, request.base), reached

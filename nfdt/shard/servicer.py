@@ -28,12 +28,9 @@ from nfdt.core.work.spans import SpanRing
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.state import WEIGHTS, State, load_state
 from nfdt.shard.buffers import BufferPool
-from nfdt.shard.building import Store, build_store
-from nfdt.shard.exchange import WorkerExchange
-from nfdt.shard.kept_engine import KeptEngine
+from nfdt.shard.building import KeptEngine, Store, build_store, pushes_differences, served_program
+from nfdt.shard.exchange import Terms, WorkerExchange
 from nfdt.shard.listener import ShardListener
-from nfdt.shard.outer import pushes_differences, served_program
-from nfdt.shard.terms import Terms
 
 SERVICE = "nfdt.v1.Shard"
 OPEN = f"/{SERVICE}/Open"

@@ -21,10 +21,10 @@ from nfdt.core.arrays.table_rows import Rows, RowVector, TableLayout
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.sharding.records import RecordTree
 from nfdt.shard.engine import Engine
-from nfdt.shard.messages import DeltaRequest, Gradient, Reply, Vector, WeightDelta
-from nfdt.shard.row_round import RowRound
+from nfdt.shard.messages import DeltaRequest, Gradient, Reply, Vector
 from nfdt.shard.store import PULL_TIMEOUT_S, ShardStore, StoreSnapshot
 from nfdt.shard.table import MovedRows, PushContext, ShardTable
+from nfdt.transport.base import WeightDelta
 
 
 class SparseStore:
@@ -252,3 +252,35 @@ class SparseStore:
     @staticmethod
     def _at_least_one(dense: Vector) -> Vector:
         return dense if dense.size else np.zeros(1, np.float32)
+
+
+class RowRound:
+    """Received parts of the newest round; the dense store checks and counts them.
+
+    Parts are summed in their own order, independent of the order of arrival.
+    """
+
+    def __init__(self) -> None:
+        self._number = -1
+        self._parts: dict[int, tuple[tuple[Rows, ...], float]] = {}
+        self._added = False
+
+    def take(self, gradient: Gradient, vector: RowVector) -> None:
+        """Keep a copy of a part; the first one of a new round replaces the old round."""
+        if gradient.round != self._number:
+            self._number, self._parts = gradient.round, {}
+        rows = tuple(Rows(own.index.copy(), own.values.copy()) for own in vector.rows)
+        self._parts[gradient.part] = (rows, gradient.weight)
+        self._added = gradient.added
+
+    def union(self) -> list[Rows]:
+        """Return, for each table, the gradient of all parts: their mean by denominators, or the sum for sums."""
+        parts = [self._parts[part] for part in sorted(self._parts)]
+        denominator = 1.0 if self._added else sum(weight for _, weight in parts)
+        found = []
+        for own in zip(*(rows for rows, _ in parts), strict=True):
+            index = np.concatenate([rows.index for rows in own])
+            weighted = [rows.values * np.float32(weight) for rows, (_, weight) in zip(own, parts, strict=True)]
+            total = Rows.summed(index, np.concatenate(weighted))
+            found.append(Rows(total.index, total.values / np.float32(denominator)))
+        return found

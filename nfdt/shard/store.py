@@ -5,7 +5,7 @@ A push takes its place in the order of versions under the shard's lock; its engi
 minus the version of the weights that its gradient was computed on: those of the newest reply, or of an older one if
 pushes overlap. The store's mode determines how pushes become updates; see :mod:`nfdt.shard.modes`.
 
-A reply holds all weights, or a delta to the weights that the worker holds; see :mod:`nfdt.shard.delta_reply`.
+A reply holds all weights, or a delta to the weights that the worker holds; see :mod:`nfdt.shard.messages`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,10 @@ from nfdt.core.sharding.records import RecordTree
 from nfdt.core.work.spans import APPLY, LOCK_WAIT, SpanRing, track_of
 from nfdt.shard.backups import Backup, BackupStore
 from nfdt.shard.buffers import length_of
-from nfdt.shard.delta_reply import encode_delta
 from nfdt.shard.engine import Engine, ReplyWeights
-from nfdt.shard.messages import DeltaRequest, Gradient, Reply, Vector
-from nfdt.shard.modes import AsynchronousMode, ModeFactory
-from nfdt.shard.modes.base import ArrivedPush, PushOutcome
+from nfdt.shard.messages import DeltaRequest, Gradient, Reply, Vector, encode_delta
+from nfdt.shard.modes import ArrivedPush, AsynchronousMode, ModeFactory, PushOutcome, VersionedWeights
 from nfdt.shard.statistics import ShardStatistics
-from nfdt.shard.versioned_weights import VersionedWeights
 
 PULL_TIMEOUT_S = 60.0
 

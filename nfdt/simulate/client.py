@@ -11,9 +11,8 @@ from nfdt.shard.in_process import InProcessClient, Leaving, reply_bytes
 from nfdt.shard.store import ShardStore
 from nfdt.simulate.events import Activity, ActivitySteps, Agenda, Signal
 from nfdt.simulate.machines import Road, VirtualNetwork
-from nfdt.transport.base import Pushed, PushOptions, Vector
+from nfdt.transport.base import InFlight, InFlightPush, Pushed, PushOptions, Vector
 from nfdt.transport.choice import CodecChoice
-from nfdt.transport.in_flight import InFlight, InFlightPush
 
 
 @dataclass(frozen=True)

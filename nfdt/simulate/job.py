@@ -22,7 +22,7 @@ from nfdt.core.work.effects import carry_out
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.state import State, load_state
 from nfdt.schedulers.task_policies import make_task_policy
-from nfdt.shard.outer import pushes_differences
+from nfdt.shard.building import pushes_differences
 from nfdt.simulate.client import VirtualClient, Way
 from nfdt.simulate.cluster import ClusterDescription
 from nfdt.simulate.effects import SimulatedEffects

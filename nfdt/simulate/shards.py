@@ -14,9 +14,8 @@ from nfdt.core.sharding.plan import StateCut
 from nfdt.core.specs.job import JobSpec
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.state import State
-from nfdt.shard.building import Store, build_store
+from nfdt.shard.building import Store, build_store, pushes_differences, served_program
 from nfdt.shard.messages import DeltaRequest, Gradient, Reply
-from nfdt.shard.outer import pushes_differences, served_program
 
 
 class TimedStore:

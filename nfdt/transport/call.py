@@ -12,12 +12,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from nfdt.codecs import find_decoder
-from nfdt.codecs.base import Payload
 from nfdt.core.errors import ProtocolError
 from nfdt.core.wire.frame_stream import FrameStream
 from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, PUSH, WEIGHTS, Frame
 from nfdt.core.wire.shared_memory import Offer
-from nfdt.transport.base import Vector
+from nfdt.transport.base import Vector, WeightDelta
 from nfdt.transport.emulated_link import EmulatedLink
 
 logger = logging.getLogger(__name__)
@@ -39,22 +38,25 @@ class ShardAnswer:
 
     Attributes:
         header: Header of the reply.
-        weights: Whether weights arrived: in the request's buffer, in ``shared``, or as a ``delta``.
         shared: Read-only view of the weights in shared memory; valid as long as the weights of ``Pulled``.
-        delta: Delta to the weights of an earlier reply, in the header's codec; valid as long as ``shared``.
+        delta: Delta to the weights of an earlier reply; valid as long as ``shared``.
         arrived_at: Time of arrival on the monotonic clock.
     """
 
     header: Frame
-    weights: bool
     shared: Vector | None = None
-    delta: Payload | None = None
+    delta: WeightDelta | None = None
     arrived_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether weights arrived: in the request's buffer, in ``shared``, or as a ``delta``."""
+        return self.header.kind == WEIGHTS
 
     @property
     def payload_bytes(self) -> int:
         """Number of bytes of the weights or delta."""
-        return self.header.total_bytes if self.weights else 0
+        return self.header.total_bytes if self.has_weights else 0
 
 
 class ShardCall:
@@ -205,27 +207,27 @@ class ShardCall:
     def _complete(self, header: Frame) -> ShardAnswer:
         request = self._requests.popleft() if self._requests else None
         if header.kind != WEIGHTS:
-            return ShardAnswer(header, False)
+            return ShardAnswer(header)
         if request is not None and header.codec and request.header.reply_codec:
-            return ShardAnswer(header, True, delta=self._delta(request, header))
+            return ShardAnswer(header, delta=self._delta(request, header))
         if request is None or header.total_bytes != request.weights.nbytes:
             wanted = request.weights.nbytes if request else 0
             raise ProtocolError(f"Answer: expected {wanted} bytes of weights. Received: {header.total_bytes}.")
         if header.shared:
-            return ShardAnswer(header, True, self._shared_weights(header))
+            return ShardAnswer(header, self._shared_weights(header))
         self._stream.receive_into(request.weights)
-        return ShardAnswer(header, True)
+        return ShardAnswer(header)
 
-    def _delta(self, request: ShardRequest, header: Frame) -> Payload:
+    def _delta(self, request: ShardRequest, header: Frame) -> WeightDelta:
         codec, size = find_decoder(header.codec), request.weights.nbytes // 4
         codec.check(header.total_bytes, size)
         if header.shared:
             shared = self._shared_weights(header).view(np.uint8)[: header.total_bytes]
             codec.check(shared.size, size)
-            return shared
+            return WeightDelta(codec, shared, header.base)
         buffer = np.empty(header.total_bytes, np.uint8)
         self._stream.receive_into(buffer)
-        return buffer
+        return WeightDelta(codec, buffer, header.base)
 
     def _shared_weights(self, header: Frame) -> Vector:
         if self._offer is None or not self._offer.mapped:

@@ -1,7 +1,8 @@
-"""The worker's side of codecs: encodes gradients with error feedback, and decodes deltas of weights."""
+"""The worker's side of codecs: encodes gradients with error feedback or as rows, and decodes deltas of weights."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,11 @@ import numpy as np
 from nfdt.codecs import IDENTITY, Codec, ErrorFeedback
 from nfdt.codecs.base import Payload, Vector
 from nfdt.codecs.fused import decode_and_add, is_finite
-from nfdt.core.errors import ProtocolError
+from nfdt.codecs.sparse import ROWS, RowFormat
+from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.arrays.table_rows import ChangedRows, Rows, RowVector, RowWeights, TableLayout
+from nfdt.core.errors import ProtocolError, ShapeMismatch
+from nfdt.transport.base import WeightDelta, check_gradient
 from nfdt.transport.choice import CodecChoice
 
 
@@ -21,16 +26,6 @@ class EncodedGradient:
 
     codec: Codec
     payloads: list[Payload]
-
-
-@dataclass(frozen=True)
-class AnswerPart:
-    """One shard's part of a reply: weights, or a delta to those of reply ``base``."""
-
-    weights: Vector | None = None
-    delta: Payload | None = None
-    codec: Codec = IDENTITY
-    base: int = 0
 
 
 class Coding:
@@ -76,12 +71,12 @@ class Coding:
         self._note("push", codec, sum(payload.nbytes for payload in payloads))
         return self._sent
 
-    def decode(self, sequence: int, parts: Sequence[AnswerPart], out: Vector) -> Vector:
-        """Assemble the weights of reply ``sequence`` in ``out``, which may already hold parts (``AnswerPart()``).
+    def decode(self, sequence: int, parts: Sequence[Vector | WeightDelta | None], out: Vector) -> Vector:
+        """Assemble the weights of reply ``sequence`` in ``out``, which may already hold parts of them.
 
         Args:
             sequence: Number of the reply; replies arrive in order.
-            parts: Parts of the reply, one per shard.
+            parts: Weights or a delta from each shard; None: ``out`` holds its weights.
             out: Shape ``(P,)``; the client must not change it until the next reply is decoded into another vector.
 
         Raises:
@@ -89,17 +84,17 @@ class Coding:
         """
         size = 0
         for part, bound in zip(parts, self._bounds, strict=True):
-            if part.delta is not None:
+            if isinstance(part, WeightDelta):
                 self._add(part, bound, out)
-                size += part.delta.nbytes
+                size += part.payload.nbytes
                 continue
-            if part.weights is not None:
-                np.copyto(out[bound], part.weights)
+            if part is not None:
+                np.copyto(out[bound], part)
             size += out[bound].nbytes
         if self._base is not None:
             self._choice.received(self._base, out)
         self._base, self._base_answer = out, sequence
-        self._note("reply", parts[0].codec, size)
+        self._note("reply", parts[0].codec if isinstance(parts[0], WeightDelta) else IDENTITY, size)
         return out
 
     def exchanged(self, sent_bytes: int, received_bytes: int, seconds: float) -> None:
@@ -115,13 +110,13 @@ class Coding:
             "decisions": self._choice.decisions(),
         }
 
-    def _add(self, part: AnswerPart, bound: slice, out: Vector) -> None:
-        if self._base is None or part.base != self._base_answer or part.delta is None:
+    def _add(self, part: WeightDelta, bound: slice, out: Vector) -> None:
+        if self._base is None or part.base != self._base_answer:
             raise ProtocolError(
                 f"Answer: expected all weights, or a difference to those of answer {self._base_answer}. Received: a "
                 f"difference to answer {part.base}."
             )
-        decode_and_add(part.codec, part.delta, self._base[bound], out[bound])
+        decode_and_add(part.codec, part.payload, self._base[bound], out[bound])
 
     def _norm_sent(self) -> float:
         """Return the norm of the last push as the shards decoded it."""
@@ -136,3 +131,106 @@ class Coding:
         use = self._uses[direction].setdefault(codec.name, {"messages": 0, "bytes": 0})
         use["messages"] += 1
         use["bytes"] += size
+
+
+class RowCoding:
+    """Encoder of one worker's pushes and decoder of the replies, in their order; replaces ``Coding`` for tables.
+
+    Args:
+        layout: Layout of the whole model.
+        tables: Indices of the variables that are tables.
+        shards: Number of shards of the job.
+    """
+
+    def __init__(self, layout: ParameterLayout, tables: Sequence[int], shards: int) -> None:
+        runs = layout.cut(shards)
+        self._bounds = [run.elements for run in runs]
+        self._whole = TableLayout.of(layout, tables)
+        self._parts = [TableLayout.of_run(run, tables) for run in runs]
+        ends = [0, *itertools.accumulate(part.dense_size for part in self._parts)]
+        self._dense = [slice(start, stop) for start, stop in itertools.pairwise(ends)]
+        self._first = [self._first_rows(run.start, part) for run, part in zip(runs, self._parts, strict=True)]
+        self._news: list[ChangedRows] = []
+        self._answer = 0
+
+    @property
+    def reply_codec(self) -> RowFormat:
+        """Format of changed rows."""
+        return ROWS
+
+    def encode(self, gradient: RowVector | Vector) -> EncodedGradient:
+        """Encode a gradient for each shard; for a flat vector, shape ``(P,)``, its non-zero rows.
+
+        Raises:
+            ShapeMismatch: the gradient belongs to another model.
+        """
+        if not isinstance(gradient, RowVector):
+            check_gradient(gradient, self._bounds)
+            gradient = self._whole.touched(gradient)
+        vector = gradient
+        if vector.dense.size != self._whole.dense_size or len(vector.rows) != len(self._whole.tables):
+            raise ShapeMismatch(
+                f"Gradient: expected {self._whole.dense_size} elements beside {len(self._whole.tables)} tables. "
+                f"Received: {vector.dense.size} beside {len(vector.rows)}."
+            )
+        payloads = []
+        for part, bound, firsts in zip(self._parts, self._dense, self._first, strict=True):
+            own = [
+                vector.rows[table].within(first, first + place.rows)
+                for (table, first), place in zip(firsts, part.tables, strict=True)
+            ]
+            payloads.append(part.encode(RowVector(vector.dense[bound], tuple(own))))
+        return EncodedGradient(ROWS, payloads)
+
+    def decode(self, sequence: int, parts: Sequence[Vector | WeightDelta | None], out: Vector) -> Any:
+        """Assemble the weights of reply ``sequence``; see :meth:`nfdt.transport.coding.Coding.decode`.
+
+        Returns:
+            All weights, ``out``, if every shard sent all; else :class:`nfdt.core.arrays.table_rows.RowWeights`.
+
+        Raises:
+            ProtocolError: the changes are not based on the weights of the last reply.
+        """
+        dense = np.empty(self._whole.dense_size, np.float32)
+        for shard, part in enumerate(parts):
+            layout, bound = self._parts[shard], self._bounds[shard]
+            if isinstance(part, WeightDelta):
+                changed = self._changed(part, layout)
+                dense[self._dense[shard]] = changed.dense
+                self._note(shard, changed.rows)
+                continue
+            if part is not None:
+                np.copyto(out[bound], part)
+            dense[self._dense[shard]] = layout.dense(out[bound])
+            self._news[:] = [news for news in self._news if (news.table, news.first) not in self._first[shard]]
+            self._note(shard, [view.copy() for view in layout.views(out[bound])])
+        self._answer = sequence
+        return out if not any(isinstance(part, WeightDelta) for part in parts) else RowWeights(dense, self._news)
+
+    def exchanged(self, sent_bytes: int, received_bytes: int, seconds: float) -> None:
+        """Do nothing: the format of rows does not depend on times."""
+
+    def report(self) -> dict[str, Any]:
+        """Return an empty report, as rows are lossless."""
+        return {}
+
+    def _changed(self, part: WeightDelta, layout: TableLayout) -> RowVector:
+        if part.base != self._answer:
+            raise ProtocolError(
+                f"Answer: expected all weights, or what is new since answer {self._answer}. Received: what is new "
+                f"since answer {part.base}."
+            )
+        return layout.decode(np.array(part.payload))  # kept longer than its memory stays valid
+
+    def _note(self, shard: int, rows: Sequence[Rows | Vector]) -> None:
+        for (table, first), new in zip(self._first[shard], rows, strict=True):
+            self._news.append(ChangedRows(table, first, new))
+
+    def _first_rows(self, start: int, part: TableLayout) -> list[tuple[int, int]]:
+        """Return, for each table of a shard, the index of the model's table and the first row there."""
+        found = []
+        for place in part.tables:
+            at = start + place.start
+            table = next(i for i, whole in enumerate(self._whole.tables) if whole.start <= at < whole.stop)
+            found.append((table, (at - self._whole.tables[table].start) // place.width))
+        return found

@@ -14,22 +14,28 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from nfdt.codecs import IDENTITY, find_decoder
+from nfdt.codecs import IDENTITY
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.table_rows import RowVector
 from nfdt.core.wire.channel import split_address
 from nfdt.core.wire.shards_pb2 import PULL, PUSH, WEIGHTS, Frame
 from nfdt.core.wire.shared_memory import is_this_machine
 from nfdt.core.work.patience import Patience
-from nfdt.transport.base import Pulled, Pushed, PushOptions, Vector, check_gradient, shard_bounds
+from nfdt.transport.base import (
+    InFlight,
+    InFlightPush,
+    Pulled,
+    Pushed,
+    PushOptions,
+    Vector,
+    check_gradient,
+    shard_bounds,
+)
 from nfdt.transport.call import ShardAnswer, ShardRequest
 from nfdt.transport.choice import CodecChoice
-from nfdt.transport.coding import AnswerPart, Coding, EncodedGradient
+from nfdt.transport.coding import Coding, EncodedGradient, RowCoding
 from nfdt.transport.emulated_link import EmulatedLink
-from nfdt.transport.in_flight import InFlight, InFlightPush
-from nfdt.transport.link import ShardLink
-from nfdt.transport.row_coding import RowCoding
-from nfdt.transport.shard_connector import ShardConnector
+from nfdt.transport.link import ShardConnector, ShardLink
 
 TIMEOUT_S = 120.0
 
@@ -212,9 +218,9 @@ class StreamClient:
         headers = [answer.header for answer in answers]
         if self._coding:
             self._measure(self._coding, asked, answers)
-            if not all(answer.weights for answer in answers):
+            if not all(answer.has_weights for answer in answers):
                 return asked.weights, headers
-            parts = [AnswerPart(a.shared, a.delta, find_decoder(a.header.codec), a.header.base) for a in answers]
+            parts = [answer.delta or answer.shared for answer in answers]
             return self._coding.decode(sequence, parts, asked.weights), headers
         if len(answers) == 1 and answers[0].shared is not None:
             return answers[0].shared, headers

@@ -11,7 +11,7 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.model.program.code import load_code
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.state import load_state
-from nfdt.shard.kept_engine import KeptEngine
+from nfdt.shard.building import KeptEngine
 from nfdt.shard.servicer import start_shard
 from nfdt.worker.assignment_context import AssignmentContext
 

@@ -8,7 +8,7 @@ import pytest
 
 from nfdt.codecs import make_codec
 from nfdt.core.specs.presets import AXES
-from nfdt.shard import delta_reply as differences
+from nfdt.shard import messages
 from nfdt.transport.choice import FixedCodecs, make_choice
 from tests.support.shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_again, start_weights
 from tests.support.transports import InProcessShards, SharedMemoryShards, StreamedShards
@@ -141,7 +141,7 @@ def test_weights_that_were_replaced_are_sent_whole(connect):
 
 
 def test_all_weights_are_sent_from_time_to_time(connect, monkeypatch):
-    monkeypatch.setattr(differences, "RESYNC_AFTER", 3)
+    monkeypatch.setattr(messages, "RESYNC_AFTER", 3)
     client = connect(codec="int8")
     client.pull()
     for gradient in gradients(8):

@@ -50,7 +50,7 @@ at_s = 10
 MUTANTS = {
     "throws every fifth push away": """
 from dataclasses import replace
-from nfdt.shard.modes.asynchronous import AsynchronousMode
+from nfdt.shard.modes import AsynchronousMode
 real, pushes = AsynchronousMode.apply, [0]
 def apply(self, arrived):
     pushes[0] += 1
@@ -62,7 +62,7 @@ AsynchronousMode.apply = apply
 """,
     "applies a repeated push": """
 from nfdt.shard.backups import BackupStore
-from nfdt.shard.modes.asynchronous import AsynchronousMode
+from nfdt.shard.modes import AsynchronousMode
 BackupStore.count_tasks = lambda self, tasks: True
 real, pushes = AsynchronousMode.apply, [0]
 def apply(self, arrived):

@@ -19,10 +19,10 @@ from nfdt.core.work.tasks import Task
 from nfdt.model.program.pack import pack
 from nfdt.model.program.state import load_state
 from nfdt.model.training.data import encode_batch
+from nfdt.shard.building import outer_algorithm, outer_program, pushes_differences
 from nfdt.shard.in_process import InProcessClient
 from nfdt.shard.keras_engine import KerasEngine
 from nfdt.shard.optimizer import build_optimizer
-from nfdt.shard.outer import outer_algorithm, outer_program, pushes_differences
 from nfdt.shard.store import ShardStore
 from nfdt.update_rules import make_rule
 from tests.support.rank_training import CLASSES, FEATURES, assert_equal_on_all_ranks, dense_model

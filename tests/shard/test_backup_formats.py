@@ -10,9 +10,10 @@ import pytest
 import tensorflow as tf
 
 from nfdt.core.specs.job import resolve_algorithm
-from nfdt.shard.backup_formats import FEW_WORKERS, REPLIES_PER_ANCHOR, format_for
+from nfdt.shard.backups import REPLIES_PER_ANCHOR
+from nfdt.shard.building import FEW_WORKERS, format_for
 from nfdt.shard.engine import AnchoredBf16
-from nfdt.shard.modes import MergedMode, RoundMode
+from nfdt.shard.merging_modes import MergedMode, RoundMode
 from nfdt.shard.tensors import compress, decompress
 from nfdt.update_rules import OptimizerTraits, make_rule
 from tests.support.shard_cluster import Cluster, Reference, gradients, start_weights

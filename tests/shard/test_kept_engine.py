@@ -8,8 +8,7 @@ import pytest
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.model.program.pack import pack
 from nfdt.model.program.state import load_state
-from nfdt.shard.building import build_store
-from nfdt.shard.kept_engine import KeptEngine
+from nfdt.shard.building import KeptEngine, build_store
 from nfdt.shard.messages import Gradient
 
 keras = pytest.importorskip("keras")

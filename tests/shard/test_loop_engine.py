@@ -16,7 +16,7 @@ from nfdt.core.sharding import make_plan
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.state import State
-from nfdt.shard import loop_engine, pending_update
+from nfdt.shard import loop_engine, loop_push
 from nfdt.shard.building import build_store
 from nfdt.shard.engine import AnchoredBf16
 from nfdt.shard.loop_engine import LoopEngine
@@ -277,7 +277,7 @@ def test_a_push_without_a_reply_holds_up_no_other(monkeypatch):
         broken.setattr(store._backups, "add", lambda *given: [][0])
         with pytest.raises(IndexError):
             store.push("a", Gradient(2, gradient))
-    monkeypatch.setattr(pending_update, "UPDATE_S", 1.0)
+    monkeypatch.setattr(loop_push, "UPDATE_S", 1.0)
     assert store.push("b", Gradient(2, gradient)).applied
     assert store.version == 2
 

@@ -12,10 +12,11 @@ from nfdt.codecs import make_codec
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.shard.backups import Backup, WorkerBackups
 from nfdt.shard.buffers import aligned_buffer
-from nfdt.shard.delta_reply import RESYNC_AFTER, ReplyHistory
-from nfdt.shard.messages import DeltaRequest, Gradient, Reply, WeightDelta
-from nfdt.shard.modes import AsynchronousMode, MergedMode, RoundMode
+from nfdt.shard.merging_modes import MergedMode, RoundMode
+from nfdt.shard.messages import RESYNC_AFTER, DeltaRequest, Gradient, Reply, ReplyHistory
+from nfdt.shard.modes import AsynchronousMode
 from nfdt.shard.statistics import staleness_bin
+from nfdt.transport.base import WeightDelta
 from tests.support.shard_cluster import LAYOUT, Cluster, Reference, gradients, start_weights
 
 RATE = 0.1

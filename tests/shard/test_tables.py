@@ -18,8 +18,8 @@ from nfdt.core.sharding import sparse_tables
 from nfdt.model.program.state import State
 from nfdt.shard.building import build_store
 from nfdt.shard.messages import DeltaRequest, Gradient
-from nfdt.shard.row_log import RowLog
 from nfdt.shard.sparse_store import SparseStore
+from nfdt.shard.table import RowLog
 from nfdt.update_rules import RULES
 from tests.support.shard_cluster import Reference, rule_spec
 

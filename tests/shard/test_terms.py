@@ -5,7 +5,7 @@ import pytest
 from nfdt.core.errors import ProtocolError
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.wire.shards_pb2 import PUSH, Frame
-from nfdt.shard.terms import Terms
+from nfdt.shard.exchange import Terms
 
 
 def terms(preset, workers=4, **options):

@@ -15,9 +15,8 @@ from nfdt.core.work import instructions as ins
 from nfdt.model.program import unpack
 from nfdt.model.program.state import State, load_state
 from nfdt.model.training.data import ArraySource, decode_npy
-from nfdt.shard.building import build_store
+from nfdt.shard.building import build_store, served_program
 from nfdt.shard.in_process import InProcessClient
-from nfdt.shard.outer import served_program
 from tests.support.simulated_jobs import BATCH, ROWS, X, Y, as_text, build, cluster, simulate
 
 LOCAL_SGD = {"outer": "delta", "local_steps": 1, "outer_lr": 1.0, "outer_momentum": 0}

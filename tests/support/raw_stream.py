@@ -9,7 +9,7 @@ from nfdt.core.wire.channel import open_channel, split_address
 from nfdt.core.wire.connection import connect
 from nfdt.core.wire.frame_stream import FrameStream, payload_bytes
 from nfdt.core.wire.shards_pb2 import Frame, OpenReply, OpenRequest
-from nfdt.transport.shard_connector import METHOD
+from nfdt.transport.link import METHOD
 
 
 def encode(header: Frame, payload: bytes = b"") -> bytes:

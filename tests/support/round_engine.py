@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nfdt.shard.accumulator import GradientAccumulator
+from nfdt.shard.engine import GradientAccumulator
 from nfdt.shard.loop_engine import LoopEngine
 
 

@@ -17,7 +17,7 @@ from nfdt.core.wire.shards_pb2 import OpenReply
 from nfdt.model.program.state import State
 from nfdt.shard.listener import ShardListener
 from nfdt.shard.servicer import start_shard
-from nfdt.transport.shard_connector import ShardConnector
+from nfdt.transport.link import ShardConnector
 from tests.support import raw_stream
 from tests.support.shard_cluster import LAYOUT, Reference, rule_spec, start_weights
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from nfdt.consistency import make_policy
 from nfdt.core.wire.job_token import worker_token
 from nfdt.model.program.state import State
+from nfdt.shard.building import mode_for
 from nfdt.shard.in_process import InProcessClient
-from nfdt.shard.modes import mode_for
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
 from tests.support.shard_cluster import LAYOUT, Cluster, rule_spec

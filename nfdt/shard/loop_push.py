@@ -1,21 +1,73 @@
-"""The numbers of one push for :mod:`nfdt.shard.update_loops`, computed with the functions of the update rules."""
+"""One push through :mod:`nfdt.shard.loop_engine`: its place in the order of updates, and its numbers for the loops."""
 
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from nfdt.core.errors import NfdtError
 from nfdt.shard import update_loops as at
 from nfdt.update_rules.base import RuleState
 from nfdt.update_rules.ddc_adam import DelayedAdam
 from nfdt.update_rules.ddc_sgd import DelayedSGD
 from nfdt.update_rules.reliability import count_push, factor_share, kept_impulse, updates_ahead
 
-Number = Any
-"""A number in single precision."""
+UPDATE_S = 60.0
+"""Longest wait for the push before, whose part takes milliseconds."""
+
+
+class PendingUpdate:
+    """Place of one push in the order of updates, each of which works on one stripe after the other.
+
+    Args:
+        before: The update before, or None.
+        stripes: Number of stripes.
+    """
+
+    def __init__(self, before: PendingUpdate | None, stripes: int) -> None:
+        self._before, self._stripes = before, stripes
+        self._done = 0
+        self._advanced = threading.Condition()
+
+    def wait(self, stripe: int) -> None:
+        """Wait until the push before has updated this stripe.
+
+        Raises:
+            NfdtError: it takes too long.
+        """
+        if self._before is not None:
+            self._before.reach(stripe + 1)
+
+    def reach(self, count: int) -> None:
+        """Wait until this push has updated ``count`` stripes, or all."""
+        count = min(count, self._stripes)
+        if self._done >= count:
+            return
+        with self._advanced:
+            if not self._advanced.wait_for(lambda: self._done >= count, UPDATE_S):
+                raise NfdtError(
+                    f"Update: expected the push before to finish its part within {UPDATE_S:g} s. Received: "
+                    f"{self._done} of {self._stripes} parts. The shard is overloaded; look at its machine."
+                )
+
+    def complete(self) -> None:
+        """Wait until this push has updated all stripes."""
+        self.reach(self._stripes)
+
+    def advance(self, count: int) -> None:
+        """Declare ``count`` stripes updated."""
+        with self._advanced:
+            self._done = count
+            self._advanced.notify_all()
+
+    def end(self) -> None:
+        """Declare all stripes updated, and forget the push before."""
+        self.advance(self._stripes)
+        self._before = None
 
 
 class _NumberOps:
@@ -38,7 +90,7 @@ _OPS: Any = _NumberOps()
 
 
 class PushNumbers:
-    """The numbers of every push of one shard.
+    """The numbers of every push of one shard, computed with the functions of the update rules.
 
     Args:
         rule: The update rule.

@@ -1,15 +1,51 @@
-"""The interface of a mode: it turns a push into an outcome. Modes are used under the store's lock."""
+"""Modes turn pushes into updates of the weights, and one mode is used by each store, under its lock.
+
+In the asynchronous mode each gradient is corrected for its delay and applied on arrival. The modes in which several
+gradients form one update are in :mod:`nfdt.shard.merging_modes`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from nfdt.core.sharding.records import RecordTree
 from nfdt.shard.backups import Backup, BackupStore, WorkerRecord
-from nfdt.shard.engine import ReplyWeights
+from nfdt.shard.engine import Engine, ReplyWeights, StepResult, Vector
 from nfdt.shard.messages import Gradient
-from nfdt.shard.versioned_weights import VersionedWeights
+
+E = TypeVar("E", bound=Engine)
+
+
+class VersionedWeights(Generic[E]):
+    """Version counter of one shard, and one snapshot that all replies of a version share.
+
+    Args:
+        engine: Weights, optimizer and rule.
+        notify: Called for every new version.
+
+    Attributes:
+        version: Number of updates applied.
+    """
+
+    def __init__(self, engine: E, notify: Callable[[], None]) -> None:
+        self.engine = engine
+        self._notify = notify
+        self.version = 0
+        self._snapshot: Vector = None
+
+    def snapshot(self) -> Vector:
+        """Return the weights of this version; all workers that request them share one copy."""
+        if self._snapshot is None:
+            self._snapshot = self.engine.weights()
+        return self._snapshot
+
+    def advance(self) -> None:
+        """Count an update that the engine has applied."""
+        self.version += 1
+        self._snapshot = None
+        self._notify()
 
 
 class ArrivedPush(NamedTuple):
@@ -120,3 +156,44 @@ def admit(arrived: ArrivedPush, weights: VersionedWeights[Any], backups: BackupS
     if not backups.count_tasks(gradient.tasks):
         return None
     return DelayedPush(record, backup, weights.version - backup.version, backups.anchor(weights.snapshot))
+
+
+class AsynchronousMode:
+    """Mode that makes one update per push; see :class:`~nfdt.shard.modes.PushMode` for the methods."""
+
+    in_rounds = False
+    closed_round = 0
+
+    def __init__(self, weights: VersionedWeights[Engine], backups: BackupStore) -> None:
+        self._weights, self._backups = weights, backups
+
+    def apply(self, arrived: ArrivedPush) -> PushOutcome | None:
+        """See ``PushMode``."""
+        push = admit(arrived, self._weights, self._backups)
+        if push is None:
+            return None
+        result = self._step(arrived, push) if arrived.usable else None
+        if result is None:
+            reply = partial(self._weights.engine.reply, push.staleness, anchor=push.anchor)
+            return PushOutcome(False, push.staleness, reply)
+        push.record.rule = result.worker
+        self._weights.advance()
+        return PushOutcome(True, push.staleness, lambda: result.reply, result.finish)
+
+    def flush(self) -> None:
+        """Return at once: no gradient waits."""
+
+    def discard(self) -> None:
+        """Return at once: no gradient waits."""
+
+    def records(self) -> RecordTree:
+        """Return no records: the mode has no state."""
+        return {}
+
+    def restore(self, records: RecordTree) -> None:
+        """Do nothing."""
+
+    def _step(self, arrived: ArrivedPush, push: DelayedPush) -> StepResult | None:
+        engine, gradient = self._weights.engine, arrived.gradient
+        args = (engine.tensor(gradient.values), push.backup.weights, push.staleness, push.record.rule)
+        return engine.step(*args, length=arrived.length, rate=gradient.rate, anchor=push.anchor)
