@@ -14,7 +14,6 @@ import click
 from nfdt_client.embedded import EmbeddedServer
 from nfdt_client.options import resolve
 
-from nfdt.cli.offered_slots import offer_slots, wait_for_server
 from nfdt.cli.options import (
     FILE,
     ScriptCommand,
@@ -26,7 +25,7 @@ from nfdt.cli.options import (
 from nfdt.cli.process import end_as_killed
 from nfdt.cli.run import train_script
 from nfdt.cli.script import Script
-from nfdt.cli.serve import LOG_DIR
+from nfdt.cli.serve import LOG_DIR, offer_slots, wait_for_server
 from nfdt.core.errors import UsageError
 from nfdt.core.host.launcher_rank import LauncherRank, find_launcher_rank
 from nfdt.core.specs.presets import DEFAULT_PRESET
