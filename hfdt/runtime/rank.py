@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nfdt.core.errors import NfdtError
-from nfdt.core.host.fast_imports import quick_imports
-from nfdt.core.host.parent import die_with_parent
+from nfdt.core.host.child_process import die_with_parent
+from nfdt.core.host.startup import quick_imports
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,9 @@ PREFIX = "nfdt-ray-"  # of the folders' names
 STOP_S = 10.0
 TAIL_BYTES = 2000
 # ``nfdt``, ended together with the actor, however that ends; -P: no file of the user shadows our modules
-COMMAND = "from nfdt.core.host.parent import die_with_parent; die_with_parent(); from nfdt.cli import main; main()"
+COMMAND = (
+    "from nfdt.core.host.child_process import die_with_parent; die_with_parent(); from nfdt.cli import main; main()"
+)
 WORKER = (sys.executable, "-P", "-c", COMMAND, "worker")
 
 
