@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with quick_imports():
             from hfdt.keras.horovod_api import is_elastic
             from hfdt.runtime.communicator import Communicator, share_machine
-            from hfdt.runtime.fixed_ring import take_part
+            from hfdt.runtime.leader import take_part
 
         communicator = Communicator()
         share_machine(communicator, options.neighbours)

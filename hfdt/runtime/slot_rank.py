@@ -21,7 +21,7 @@ from hfdt.keras.horovod_api import is_broken_world
 from hfdt.runtime.artifacts import OpenArtifacts
 from hfdt.runtime.communicator import Communicator, share_machine
 from hfdt.runtime.execution import Follower
-from hfdt.runtime.fixed_ring import make_leader, roles_of
+from hfdt.runtime.leader import make_leader, roles_of
 from hfdt.runtime.slot_connection import SlotConnection
 from nfdt.core.errors import NfdtError, ServerUnreachable, UsageError
 from nfdt.core.wire import workers_pb2 as pb

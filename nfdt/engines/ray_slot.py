@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nfdt.core.errors import JobFailed
-from nfdt.core.host.private_files import private, sweep
-from nfdt.launch.one_time_tls import private_folder, write_private
+from nfdt.core.host.private_files import private, private_folder, sweep, write_private
 
 PREFIX = "nfdt-ray-"  # of the folders' names
 STOP_S = 10.0
