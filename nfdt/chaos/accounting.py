@@ -1,12 +1,4 @@
-"""Accounts of a trial: the recorded events of its job, and a model whose weights count how often samples were trained.
-
-Events are read from the state directory of a server: also while the server is stopped or away. A connection to the
-server would count as a client that watches the job.
-
-Sample ``i`` looks up row ``i`` of an embedding and nothing else. Its gradient exceeds the clipping value of the
-optimizer by far, whatever the update divides it by (samples of a batch, parts of a round). Each applied update of a
-batch with the sample therefore moves the row by exactly -1, and no event of the job is involved.
-"""
+"""Accounts of a trial: recorded events of its job, and a model whose weights count how often samples were trained."""
 
 from __future__ import annotations
 
@@ -55,7 +47,7 @@ class RecordedJob:
 
 
 class RecordedJobs:
-    """Reader of the jobs of one state directory.
+    """Reader of the jobs of one state directory; a connection to the server would count as a client that watches.
 
     Args:
         state_dir: The directory; the server may not have made it yet.
@@ -220,7 +212,8 @@ def failure(jobs: Sequence[RecordedJob]) -> str | None:
 
 
 AFTER_S = 4.0  # training goes on that long after the last fault
-# A script of Keras alone; it trains for two epochs more than it has to. Rows move towards the target at every step.
+# Keras alone, for two epochs more than it has to. Sample i looks up row i of an embedding only. Its gradient exceeds
+# the clipping value, whatever the update divides it by: each update moves the row by exactly -1, towards the target.
 SCRIPT = """
 import json
 import time
