@@ -79,11 +79,11 @@ SERVERS = {
 CLIENTS = {
     # The packages themselves hand the public names on, lazily.
     "nfdt": ("nfdt_client",),
-    "hfdt": ("nfdt_client", "hfdt.launch"),
+    "hfdt": ("nfdt_client", "hfdt.horovodrun"),
     "nfdt_client": FLOOR,
     "hfdt.keras": FLOOR,
-    "hfdt.launch": FLOOR,
-    "hfdt.runtime": ("hfdt.keras", "hfdt.launch", "nfdt.transport", *FLOOR),
+    "hfdt.horovodrun": FLOOR,
+    "hfdt.runtime": ("hfdt.keras", "hfdt.horovodrun", "nfdt.transport", *FLOOR),
 }
 ARROWS = Arrows(
     {**CORE, **PURE, **SERVERS, **CLIENTS},

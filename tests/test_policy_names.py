@@ -25,7 +25,7 @@ REGISTRIES = (
     "nfdt/coordinator/topology_view.py",
     "nfdt/jobserver/topologies/__init__.py",
     "nfdt/codecs/__init__.py",
-    "nfdt/core/specs/axis_facts.py",
+    "nfdt/core/specs/presets.py",
     "nfdt/core/specs/presets.py",
     "nfdt/schedulers/batch_policies.py",
     "nfdt/schedulers/task_policies.py",

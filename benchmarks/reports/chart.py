@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.reports.svg import INK, PALE, box, dot, line, picture, text
-from nfdt.simulate.plots import COLOURS
+from nfdt.simulate.results import COLOURS
 
 Points = Sequence[tuple[float, float]]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.reports.report import Report, arguments
 from nfdt.cli.table import render
-from nfdt.core.host.start_log import VARIABLE, StartPhase, read_start_log
+from nfdt.core.host.startup import VARIABLE, StartPhase, read_start_log
 
 SCRIPT = """
 import time

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.algorithm import AlgorithmSpec
-from nfdt.core.specs.axis_facts import RULE_FACTS, RuleFacts
-from nfdt.core.specs.presets import AXES
+from nfdt.core.specs.presets import AXES, RULE_FACTS, RuleFacts
 from nfdt.update_rules import RULES
 from nfdt.update_rules.base import (
     Advance,

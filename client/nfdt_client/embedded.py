@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from nfdt.core.errors import ServerUnreachable
-from nfdt.core.host.forked_process import ForkedProcess
+from nfdt.core.host.child_process import ForkedProcess
 from nfdt.core.host.keras_backend import VARIABLE, current_backend
 from nfdt.core.host.packages import require_page_packages, require_server_packages
 from nfdt.core.host.private_files import make_folder, private, sweep
-from nfdt.core.host.start_log import note_start
+from nfdt.core.host.startup import note_start
 from nfdt.core.host.warm import find_warm_server, start_warm, warm_folder
 from nfdt_client import ring
 from nfdt_client.options import Options

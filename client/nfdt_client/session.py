@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from nfdt.core.errors import NfdtError, PolicyRefused, ServerUnreachable, UnreadableData
-from nfdt.core.host.start_log import note_start
+from nfdt.core.host.startup import note_start
 from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.model.program.manifest import Manifest

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nfdt.core.errors import NfdtError
-from nfdt.core.host.fast_imports import quick_imports
-from nfdt.core.host.parent import die_with_parent
+from nfdt.core.host.child_process import die_with_parent
+from nfdt.core.host.startup import quick_imports
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with quick_imports():
             from hfdt.keras.horovod_api import is_elastic
             from hfdt.runtime.communicator import Communicator, share_machine
-            from hfdt.runtime.fixed_ring import take_part
+            from hfdt.runtime.leader import take_part
 
         communicator = Communicator()
         share_machine(communicator, options.neighbours)

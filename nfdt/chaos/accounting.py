@@ -1,8 +1,4 @@
-"""Recorded events of jobs, and what follows from them: progress, recovery and samples.
-
-Events are read from the state directory of a server: also while the server is stopped or away. A connection to the
-server would count as a client that watches the job.
-"""
+"""Accounts of a trial: recorded events of its job, and a model whose weights count how often samples were trained."""
 
 from __future__ import annotations
 
@@ -13,6 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from nfdt.chaos.schedule import PlannedFault
+from nfdt.core.errors import NfdtError
+from nfdt.core.specs.algorithm import AlgorithmSpec
+from nfdt.core.specs.job import resolve_algorithm
 
 BUSY_S = 1.0
 
@@ -46,7 +47,7 @@ class RecordedJob:
 
 
 class RecordedJobs:
-    """Reader of the jobs of one state directory.
+    """Reader of the jobs of one state directory; a connection to the server would count as a client that watches.
 
     Args:
         state_dir: The directory; the server may not have made it yet.
@@ -208,3 +209,90 @@ def failure(jobs: Sequence[RecordedJob]) -> str | None:
                 error = event.data.get("error") or {}
                 return f"{job.job_id} {event.data['state']}: {event.data.get('reason') or error.get('message') or '?'}"
     return None
+
+
+AFTER_S = 4.0  # training goes on that long after the last fault
+# Keras alone, for two epochs more than it has to. Sample i looks up row i of an embedding only. Its gradient exceeds
+# the clipping value, whatever the update divides it by: each update moves the row by exactly -1, towards the target.
+SCRIPT = """
+import json
+import time
+
+import keras
+import numpy as np
+
+RESULT, STEPS, SECONDS = {result!r}, {steps!r}, {seconds!r}
+SAMPLES, BATCH, TARGET = 1536, 8, -1e4
+
+
+class Enough(keras.callbacks.Callback):
+    began_at = None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.began_at = self.began_at or time.monotonic()
+
+    def on_epoch_end(self, epoch, logs=None):
+        if (epoch - 1) * self.params["steps"] >= STEPS and time.monotonic() - self.began_at >= SECONDS:
+            self.model.stop_training = True
+
+
+embedding = keras.layers.Embedding(SAMPLES, 1, embeddings_initializer="zeros")
+model = keras.Sequential([keras.Input((1,), dtype="int32"), embedding, keras.layers.Flatten()])
+model.compile(keras.optimizers.SGD(1.0, clipvalue=1.0), "mean_squared_error")
+numbers, targets = np.arange(SAMPLES, dtype="int32")[:, None], np.full((SAMPLES, 1), TARGET, "float32")
+history = model.fit(numbers, targets, batch_size=BATCH, epochs=10_000, verbose=0, callbacks=[Enough()])
+found = zip(*np.unique(-model.get_weights()[0].ravel(), return_counts=True), strict=True)
+times = {{str(float(count)): int(samples) for count, samples in found}}
+with open(RESULT, "w") as file:
+    json.dump({{"epochs": history.epoch[-1] + 1, "times": times}}, file)
+"""
+
+
+def counting_script(result: Path, *, steps: int = 0, seconds: float = 0.0) -> str:
+    """Return a script that trains the model for at least so many steps and seconds.
+
+    It writes a JSON file: ``{"epochs": number of epochs, "times": {times trained: number of samples}}``.
+    """
+    return SCRIPT.format(result=str(result), steps=steps, seconds=seconds)
+
+
+def length_for(faults: Sequence[PlannedFault[Any]]) -> dict[str, Any]:
+    """Return the arguments of :func:`counting_script` for a training that goes on until the faults are over."""
+    ends_s = [fault.at_s + (fault.row.seconds or 0.0) + AFTER_S for fault in faults if fault.at_s is not None]
+    steps = [fault.at_step for fault in faults if fault.at_step is not None]
+    return {"steps": max(steps, default=0), "seconds": max(ends_s, default=0.0)}
+
+
+def read_counts(result: Path) -> SampleCounts:
+    """Return the samples that the script has counted, over all epochs.
+
+    Raises:
+        NfdtError: The file is missing, or a sample was moved by a part of an update.
+    """
+    try:
+        found = json.loads(result.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise NfdtError(f"The counting model has left no counts: {error}") from None
+    epochs, times = int(found["epochs"]), {float(count): int(samples) for count, samples in found["times"].items()}
+    if broken := [count for count in times if count != int(count)]:
+        raise NfdtError(f"Counting model: expected updates that move a sample by 1. Received: {broken[0]:g} in all.")
+    return SampleCounts(
+        once=int(sum(min(count, epochs) * samples for count, samples in times.items())),
+        again=int(sum(max(0.0, count - epochs) * samples for count, samples in times.items())),
+        never=int(sum(max(0.0, epochs - count) * samples for count, samples in times.items())),
+    )
+
+
+def why_not_counted(options: Mapping[str, Any]) -> str:
+    """Return why the weights of a job with these options of ``nfdt run`` do not count its samples; "" if they do."""
+    parts = {name: value for name, value in options.items() if name in AlgorithmSpec.model_fields and name != "name"}
+    algorithm = resolve_algorithm(options.get("algorithm"), **parts)
+    if not algorithm.topology_facts.flat or algorithm.plan == "topology":
+        return "groups and allreduce rings promise no exact count"
+    if algorithm.consistency_facts.merges:
+        return f"consistency={algorithm.consistency!r} averages gradients of several batches"
+    if algorithm.codec_facts.encodes or algorithm.encodes_replies:
+        return f"codec={algorithm.codec!r} sends approximations"
+    if algorithm.batch_facts.follows_speed:
+        return f"batch={algorithm.batch!r} scales the learning rate of each batch"
+    return ""

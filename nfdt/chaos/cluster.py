@@ -15,8 +15,16 @@ from pathlib import Path
 
 import psutil
 
-from nfdt.chaos.leftovers import Leftovers, MachineState
-from nfdt.chaos.processes import MARK, ClusterProcess, find_slots, is_alive, marked, send_signal
+from nfdt.chaos.processes import (
+    MARK,
+    ClusterProcess,
+    Leftovers,
+    MachineState,
+    find_slots,
+    is_alive,
+    marked,
+    send_signal,
+)
 from nfdt.chaos.relay import Relay
 from nfdt.chaos.schedule import ClusterRow, TargetRole
 from nfdt.core.errors import NfdtError

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nfdt.chaos.accounting import SampleCounts, count_samples, last_logs, recovered_at
-from nfdt.chaos.counting import read_counts
+from nfdt.chaos.accounting import SampleCounts, count_samples, last_logs, read_counts, recovered_at
 from nfdt.chaos.trial import TrialRecord
 from nfdt.core.errors import NfdtError
 

@@ -15,8 +15,7 @@ import psutil
 from nfdt.chaos.accounting import RecordedJob, RecordedJobs, failure, first_progress, trained_steps
 from nfdt.chaos.cluster import ChaosCluster
 from nfdt.chaos.injector import Injection, Injector
-from nfdt.chaos.leftovers import Leftovers
-from nfdt.chaos.processes import ClusterProcess
+from nfdt.chaos.processes import ClusterProcess, Leftovers
 from nfdt.chaos.schedule import PlannedFault, Schedule, TargetRole, plan_faults
 from nfdt.core.errors import NfdtError
 

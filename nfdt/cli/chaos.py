@@ -93,7 +93,7 @@ def chaos(
     and nothing is left.
     """
     require_server_packages("nfdt chaos")
-    from nfdt.chaos.counting import counting_script, length_for, why_not_counted
+    from nfdt.chaos.accounting import counting_script, length_for, why_not_counted
     from nfdt.chaos.report import make_report
     from nfdt.chaos.schedule import plan_faults, read_schedule
     from nfdt.chaos.trial import local_trial

@@ -14,7 +14,6 @@ import click
 from nfdt_client.embedded import EmbeddedServer
 from nfdt_client.options import resolve
 
-from nfdt.cli.offered_slots import offer_slots, wait_for_server
 from nfdt.cli.options import (
     FILE,
     ScriptCommand,
@@ -26,14 +25,20 @@ from nfdt.cli.options import (
 from nfdt.cli.process import end_as_killed
 from nfdt.cli.run import train_script
 from nfdt.cli.script import Script
-from nfdt.cli.serve import LOG_DIR
+from nfdt.cli.serve import LOG_DIR, offer_slots, wait_for_server
 from nfdt.core.errors import UsageError
 from nfdt.core.host.launcher_rank import LauncherRank, find_launcher_rank
 from nfdt.core.specs.presets import DEFAULT_PRESET
 from nfdt.core.wire.channel import join_address
 from nfdt.launch.machine import certificate_hosts, find_gpus, public_host
-from nfdt.launch.one_time_tls import authority_file, one_time_tls
-from nfdt.launch.rendezvous import RendezvousInfo, await_rendezvous, publish_rendezvous, rendezvous_file
+from nfdt.launch.rendezvous import (
+    RendezvousInfo,
+    authority_file,
+    await_rendezvous,
+    one_time_tls,
+    publish_rendezvous,
+    rendezvous_file,
+)
 from nfdt.launch.slot_process import SlotOptions
 
 START_S = 60.0

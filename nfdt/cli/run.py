@@ -21,8 +21,8 @@ from nfdt.cli.process import end_as_killed, quiet_start
 from nfdt.cli.script import Script, describe_failure, exit_code_of, run_script, set_backend_of
 from nfdt.cli.table import worker_table
 from nfdt.core.errors import UsageError
-from nfdt.core.host.fast_imports import quick_imports
 from nfdt.core.host.packages import require_server_packages
+from nfdt.core.host.startup import quick_imports
 from nfdt.core.specs.presets import DEFAULT_PRESET
 
 if TYPE_CHECKING:

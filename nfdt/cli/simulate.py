@@ -117,7 +117,6 @@ def simulated_fits(
 
 def write(results: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
     """Write JSON, CSV and, if matplotlib is installed, PNG; return the files' paths."""
-    from nfdt.simulate import plots
     from nfdt.simulate import results as formats
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -130,8 +129,8 @@ def write(results: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
     written = [folder / name for name in texts]
     for path, text in zip(written, texts.values(), strict=True):
         path.write_text(text, encoding="utf-8")
-    if plots.can_plot():
-        plots.plot(results, folder / "curves.png")
+    if formats.can_plot():
+        formats.plot(results, folder / "curves.png")
         return [*written, folder / "curves.png"]
     click.echo(
         "No picture: matplotlib is not installed. Install it with: pip install '.[plots]' in NFDT's checkout", err=True
@@ -151,7 +150,7 @@ def _print(results: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _row(result: Mapping[str, Any]) -> tuple[str, ...]:
-    from nfdt.simulate.plots import metric_of
+    from nfdt.simulate.results import metric_of
 
     last: Mapping[str, float] = next((p["logs"] for p in reversed(result["curve"]) if p["ends_epoch"]), {})
     metric = metric_of([result])

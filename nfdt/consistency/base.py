@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from nfdt.core.specs.axis_facts import ConsistencyFacts
+from nfdt.core.specs.presets import ConsistencyFacts
 
 
 class ConsistencyPolicy:

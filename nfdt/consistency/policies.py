@@ -6,7 +6,7 @@ import math
 from collections import Counter, deque
 
 from nfdt.consistency.base import ConsistencyPolicy
-from nfdt.core.specs.axis_facts import CONSISTENCY_FACTS
+from nfdt.core.specs.presets import CONSISTENCY_FACTS
 
 
 class Free(ConsistencyPolicy):

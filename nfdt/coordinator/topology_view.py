@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nfdt.consistency import Barrier, ConsistencyPolicy, Free, Rounds, make_policy
-from nfdt.core.specs.axis_facts import TOPOLOGY_FACTS, TopologyFacts
 from nfdt.core.specs.job import JobSpec
+from nfdt.core.specs.presets import TOPOLOGY_FACTS, TopologyFacts
 
 
 class TopologyView:

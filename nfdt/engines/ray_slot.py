@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nfdt.core.errors import JobFailed
-from nfdt.core.host.private_files import private, sweep
-from nfdt.launch.one_time_tls import private_folder, write_private
+from nfdt.core.host.private_files import private, private_folder, sweep, write_private
 
 PREFIX = "nfdt-ray-"  # of the folders' names
 STOP_S = 10.0
 TAIL_BYTES = 2000
 # ``nfdt``, ended together with the actor, however that ends; -P: no file of the user shadows our modules
-COMMAND = "from nfdt.core.host.parent import die_with_parent; die_with_parent(); from nfdt.cli import main; main()"
+COMMAND = (
+    "from nfdt.core.host.child_process import die_with_parent; die_with_parent(); from nfdt.cli import main; main()"
+)
 WORKER = (sys.executable, "-P", "-c", COMMAND, "worker")
 
 

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 import grpc
 
 from nfdt.core.errors import NfdtError, UsageError
+from nfdt.core.host.child_process import Parent
 from nfdt.core.host.local_servers import LocalServer, described, servers_folder
 from nfdt.core.host.machine import versions
-from nfdt.core.host.parent import Parent
 from nfdt.core.host.private_files import ensure_folder
-from nfdt.core.host.start_log import note_start
+from nfdt.core.host.startup import note_start
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.rights import AuditLog, Holder, Holders, ensure_token_file
 from nfdt.core.jobs.service import JobsService

@@ -9,8 +9,8 @@ from nfdt.core.errors import JobFailed, NfdtError
 from nfdt.core.jobs import admission
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.job_record import ACTIVE, RESTARTED, JobRecord
-from nfdt.core.jobs.resuming import Checkpoint, stored_states
 from nfdt.core.jobs.store import JobStore
+from nfdt.core.jobs.submissions import Checkpoint, stored_states
 from nfdt.core.specs.job import JobSpec, parse_job
 from nfdt.core.work.artifacts import artifact_names
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nfdt.core.host.forked_process import NOT_FORKED, ForkedProcess
+from nfdt.core.host.child_process import NOT_FORKED, ForkedProcess
 from nfdt.launch.fork_server import READY
 
 SLOT_MODULE = "nfdt.worker.slot"

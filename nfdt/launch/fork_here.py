@@ -18,8 +18,8 @@ from pathlib import Path
 from threading import _shutdown  # type: ignore[attr-defined]
 from typing import NoReturn
 
-from nfdt.core.host.parent import die_with_parent
-from nfdt.core.host.start_log import note_start
+from nfdt.core.host.child_process import die_with_parent
+from nfdt.core.host.startup import note_start
 from nfdt.launch.fork_client import SLOT_MODULE
 from nfdt.launch.fork_server import ForkServer, other_threads
 

@@ -22,8 +22,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from nfdt.core.host.parent import die_with_parent
-from nfdt.core.host.start_log import note_start
+from nfdt.core.host.child_process import die_with_parent
+from nfdt.core.host.startup import note_start
 
 READY = b"ready"
 REQUEST_BYTES = 2**20

@@ -140,7 +140,7 @@ def ring_command(shape: RingShape, program: Sequence[str], here: HostInfo) -> li
         return [*start, *variables, *program]
     # Our own entry of horovodrun: on one machine its key-value store, which has no password, listens on loopback
     # only.
-    start = [sys.executable, "-P", "-m", "hfdt.launch.horovodrun", *(["--loopback"] if shape.one_host else [])]
+    start = [sys.executable, "-P", "-m", "hfdt.horovodrun", *(["--loopback"] if shape.one_host else [])]
     if shape.elastic.elastic:
         start.append("--watch-parent")
         places = places if shape.hostfile else ["-H", _own_names(shape)]

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from nfdt.core.host.forked_process import ForkedProcess
+from nfdt.core.host.child_process import ForkedProcess
 from nfdt.core.host.keras_backend import TENSORFLOW, VARIABLE
 from nfdt.core.host.private_files import ensure_folder
 from nfdt.core.jobs.runner import Role
@@ -54,8 +54,8 @@ class _Slot:
 class LocalLauncher:
     """Launcher that keeps the wanted number of slot processes alive; a :class:`~nfdt.core.jobs.runner.Launcher`.
 
-    Slots end with this process in any case, see :mod:`nfdt.core.host.parent`: one thread starts all of them and holds
-    the pipes of their standard input. If they can be forked, the fork server starts them.
+    Slots end with this process in any case, see :mod:`nfdt.core.host.child_process`: one thread starts all of them and
+    holds the pipes of their standard input. If they can be forked, the fork server starts them.
 
     Args:
         options: Options for starting slots.

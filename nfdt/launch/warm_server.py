@@ -125,7 +125,7 @@ class WarmServerProcess:
 
 def _become_job_server(parent: int, request: dict[str, Any], descriptors: list[int]) -> int:
     """Serve one run in the new process, with the fork server of its slots, and return the exit code."""
-    from nfdt.core.host.parent import die_with_parent
+    from nfdt.core.host.child_process import die_with_parent
 
     os.setsid()
     die_with_parent(watch_stdin=False)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from nfdt.core.specs.axis_facts import CONSISTENCY_FACTS
+from nfdt.core.specs.presets import CONSISTENCY_FACTS
 from nfdt.schedulers import StepTime, lease_size
 from nfdt.schedulers.batch_policies import find_batch_policy
 from nfdt.schedulers.group_shares import share_out

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from nfdt.core.specs.algorithm import AlgorithmSpec
-from nfdt.core.specs.axis_facts import BATCH_FACTS, BatchFacts
+from nfdt.core.specs.presets import BATCH_FACTS, BatchFacts
 from nfdt.schedulers.proportions import equal_time_split, proportional_split, water_fill
 from nfdt.schedulers.throughput import Speeds, StepTime
 

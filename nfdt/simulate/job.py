@@ -23,18 +23,16 @@ from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.state import State, load_state
 from nfdt.schedulers.task_policies import make_task_policy
 from nfdt.shard.building import pushes_differences
-from nfdt.simulate.client import VirtualClient, Way
 from nfdt.simulate.cluster import ClusterDescription
-from nfdt.simulate.effects import SimulatedEffects
+from nfdt.simulate.effects import Record, SimulatedEffects
 from nfdt.simulate.events import Agenda, Signal
 from nfdt.simulate.local_steps import LocalOptimizer, LocalWorker
 from nfdt.simulate.machines import Machine, Post, VirtualNetwork
 from nfdt.simulate.post_plan import PostPlan, Regrouping, simulated
-from nfdt.simulate.record import Record
 from nfdt.simulate.roster import WaitingWorkers, WorkerRoster
 from nfdt.simulate.shards import LocalShards
 from nfdt.simulate.trainer import Read, Trainer
-from nfdt.simulate.worker import SimulatedWorker
+from nfdt.simulate.worker import SimulatedWorker, VirtualClient, Way
 from nfdt.transport.choice import make_choice
 
 RESULT = "result"

@@ -1,6 +1,6 @@
 """Planned end of a slot's process: the request for it, and the time that is left.
 
-The request comes as SIGTERM, or from the launcher as input (see :mod:`nfdt.core.host.parent`).
+The request comes as SIGTERM, or from the launcher as input (see :mod:`nfdt.core.host.child_process`).
 A scheduler may send SIGTERM to the launcher and to the slot: only the slot's second SIGTERM ends it at once.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from nfdt.core.arrays.safetensors_io import load_arrays
-from nfdt.core.host.start_log import note_start
+from nfdt.core.host.startup import note_start
 from nfdt.core.specs.job import parse_job
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.model.program.code import load_code

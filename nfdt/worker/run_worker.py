@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from nfdt.core.host.start_log import note_start
+from nfdt.core.host.startup import note_start
 from nfdt.core.sharding import sparse_tables
 from nfdt.core.specs.job import parse_job
 from nfdt.core.wire import workers_pb2 as pb

@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from nfdt.core.errors import NfdtError, NotInstalled, ServerUnreachable
-from nfdt.core.host.fast_imports import not_importing, quick_imports, without_allocator_threads
+from nfdt.core.host.child_process import die_with_parent
 from nfdt.core.host.keras_backend import TENSORFLOW, VARIABLE, current_backend
 from nfdt.core.host.machine import give_back_memory
-from nfdt.core.host.parent import die_with_parent
-from nfdt.core.host.start_log import note_start
+from nfdt.core.host.startup import not_importing, note_start, quick_imports, without_allocator_threads
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire import workers_pb2_grpc
 from nfdt.core.wire.channel import LOOPBACK, open_channel

@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from nfdt.chaos import leftovers
-from nfdt.chaos.leftovers import MachineState
-from nfdt.chaos.processes import MARK
+from nfdt.chaos import processes
+from nfdt.chaos.processes import MARK, MachineState
 
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch, tmp_path):
     """Wait for nothing, and look for shared memory in a folder of the test."""
-    monkeypatch.setattr(leftovers, "SETTLE_S", 0.0)
-    monkeypatch.setattr(leftovers, "SHARED_MEMORY", tmp_path / "shm")
+    monkeypatch.setattr(processes, "SETTLE_S", 0.0)
+    monkeypatch.setattr(processes, "SHARED_MEMORY", tmp_path / "shm")
     (tmp_path / "shm").mkdir()
     (tmp_path / "tmp").mkdir()
 
@@ -56,7 +55,7 @@ def test_segments_are_those_that_are_new_and_in_no_use(tmp_path):
 
 def test_segments_of_live_processes_are_not_left(tmp_path, monkeypatch):
     shared = Path("/dev/shm")
-    monkeypatch.setattr(leftovers, "SHARED_MEMORY", shared)
+    monkeypatch.setattr(processes, "SHARED_MEMORY", shared)
     before = MachineState()
     name = f"nfdt-test-{os.getpid()}"
     code = "import mmap, sys; f = open(sys.argv[1], 'r+b'); m = mmap.mmap(f.fileno(), 0); print(); sys.stdin.read()"

@@ -8,11 +8,9 @@ import os
 import psutil
 import pytest
 
-from nfdt.chaos.accounting import RecordedEvent, RecordedJob
-from nfdt.chaos.counting import counting_script, length_for, why_not_counted
+from nfdt.chaos.accounting import RecordedEvent, RecordedJob, counting_script, length_for, why_not_counted
 from nfdt.chaos.injector import Injection
-from nfdt.chaos.leftovers import Leftovers
-from nfdt.chaos.processes import ClusterProcess
+from nfdt.chaos.processes import ClusterProcess, Leftovers
 from nfdt.chaos.report import make_report
 from nfdt.chaos.schedule import parse_schedule, plan_faults
 from nfdt.chaos.trial import TrialRecord

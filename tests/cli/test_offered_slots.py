@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nfdt.cli.offered_slots import offer_slots
+from nfdt.cli.serve import offer_slots
 from nfdt.core.errors import JobFailed
 from nfdt.launch.slot_process import SlotOptions
 from tests.support.hello_server import DEADLINE_S, TOKEN, HelloServer

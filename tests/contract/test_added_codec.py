@@ -12,8 +12,7 @@ import pytest
 
 from nfdt.codecs import DECODERS
 from nfdt.codecs.base import Codec
-from nfdt.core.specs.axis_facts import CODEC_FACTS, CodecFacts
-from nfdt.core.specs.presets import AXES
+from nfdt.core.specs.presets import AXES, CODEC_FACTS, CodecFacts
 from tests.support.local_cluster import train
 
 NAME = "upper-half"

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from nfdt.consistency import POLICIES, Free
-from nfdt.core.specs import axis_facts
-from nfdt.core.specs.axis_facts import BatchFacts, ConsistencyFacts
-from nfdt.core.specs.presets import AXES
+from nfdt.core.specs import presets
+from nfdt.core.specs.presets import AXES, BatchFacts, ConsistencyFacts
 from nfdt.schedulers.batch_policies import BATCH_POLICIES, FixedBatch
 from nfdt.schedulers.group_shares import FixedSizes
 from nfdt.schedulers.task_policies import TASK_POLICIES, DynamicTasks
@@ -70,8 +69,8 @@ class Halves(FixedBatch):
 def added(monkeypatch):
     """Add members as their author does: a line in the table of facts, a line in the registry."""
     for axis, name, facts in (
-        ("consistency", InTurn.name, axis_facts.CONSISTENCY_FACTS),
-        ("batch", Halves.name, axis_facts.BATCH_FACTS),
+        ("consistency", InTurn.name, presets.CONSISTENCY_FACTS),
+        ("batch", Halves.name, presets.BATCH_FACTS),
     ):
         monkeypatch.setitem(facts, name, (InTurn if axis == "consistency" else Halves).facts)
         monkeypatch.setitem(AXES, axis, tuple(facts))

@@ -10,8 +10,7 @@ import keras
 import numpy as np
 import pytest
 
-from nfdt.core.specs.axis_facts import RULE_FACTS, RuleFacts
-from nfdt.core.specs.presets import AXES
+from nfdt.core.specs.presets import AXES, RULE_FACTS, RuleFacts
 from nfdt.update_rules import RULES
 from nfdt.update_rules.base import Correction, UpdateRule, scalar
 from tests.support.local_cluster import train

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nfdt.core.specs.axis_facts import BATCH_FACTS
 from nfdt.core.specs.job import resolve_algorithm
-from nfdt.core.specs.presets import AXES
+from nfdt.core.specs.presets import AXES, BATCH_FACTS
 from nfdt.schedulers import Speeds, StepTime
 from nfdt.schedulers.batch_policies import BATCH_POLICIES, find_batch_policy
 from tests.support.simulated_cluster import job, started

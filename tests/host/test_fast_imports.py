@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from nfdt.core.host.fast_imports import without_allocator_threads
+from nfdt.core.host.startup import without_allocator_threads
 
 OPTIONS = "JE_ARROW_MALLOC_CONF"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nfdt.chaos.counting import counting_script, length_for
+from nfdt.chaos.accounting import counting_script, length_for
 from nfdt.chaos.report import make_report
 from nfdt.chaos.schedule import parse_schedule, plan_faults
 from nfdt.chaos.trial import local_trial

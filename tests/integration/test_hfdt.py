@@ -16,7 +16,7 @@ from tests.support.scripts import DIGITS, answer, descendants, start_server, sto
 
 pytestmark = pytest.mark.horovod
 MPIRUN = [shutil.which("mpirun") or "mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
-HOROVODRUN = [sys.executable, "-m", "hfdt.launch.horovodrun", "--loopback", "--gloo"]
+HOROVODRUN = [sys.executable, "-m", "hfdt.horovodrun", "--loopback", "--gloo"]
 
 
 EQUALS = """

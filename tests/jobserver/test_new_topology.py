@@ -8,8 +8,7 @@ import pytest
 
 from nfdt.coordinator.topology_view import FlatView
 from nfdt.core.errors import JobFailed
-from nfdt.core.specs.axis_facts import TOPOLOGY_FACTS, TopologyFacts
-from nfdt.core.specs.presets import AXES
+from nfdt.core.specs.presets import AXES, TOPOLOGY_FACTS, TopologyFacts
 from nfdt.core.wire import workers_pb2
 from nfdt.jobserver.topologies import TOPOLOGIES
 from nfdt.jobserver.topologies.base import Topology

@@ -61,7 +61,7 @@ def test_hosts_are_passed_on_and_nothing_is_bound_to_loopback_then(shape, expect
 
 def test_horovodrun_listens_on_loopback_when_all_ranks_are_here():
     argv = ring_command(RingShape(2, "horovodrun", "localhost:2"), PROGRAM, WITH_MPI)
-    assert argv[:5] == [sys.executable, "-P", "-m", "hfdt.launch.horovodrun", "--loopback"]
+    assert argv[:5] == [sys.executable, "-P", "-m", "hfdt.horovodrun", "--loopback"]
     assert "--gloo" in argv
     assert argv[-3:] == PROGRAM
 
@@ -90,7 +90,7 @@ def after(argv: list[str], flag: str) -> str:
 
 def test_an_elastic_ring_has_a_host_name_for_every_rank_of_this_machine():
     argv = ring_command(elastic(min_workers=2), PROGRAM, WITH_MPI)
-    assert argv[3:6] == ["hfdt.launch.horovodrun", "--loopback", "--watch-parent"]
+    assert argv[3:6] == ["hfdt.horovodrun", "--loopback", "--watch-parent"]
     assert after(argv, "-H") == "127.0.0.1:1,127.0.0.01:1,127.0.0.001:1"
     assert after(argv, "--min-np") == "2"
     assert "--max-np" not in argv

@@ -180,7 +180,7 @@ def test_a_slot_that_cannot_be_started_leaves_the_others_alive_and_is_tried_agai
 
 def test_slots_end_when_the_parent_is_killed(tmp_path, announcements):
     slot = (
-        "import os, signal; from nfdt.core.host.parent import die_with_parent; die_with_parent(); "
+        "import os, signal; from nfdt.core.host.child_process import die_with_parent; die_with_parent(); "
         f"os.write(os.open({str(announcements.path)!r}, os.O_WRONLY), b'%d\\n' % os.getpid()); signal.pause()"
     )
     program = f"""

@@ -7,9 +7,8 @@ import io
 
 import pytest
 
-from nfdt.simulate import plots
 from nfdt.simulate.cluster import parse_cluster
-from nfdt.simulate.results import curves_csv, described_limits, machines_csv, staleness_csv
+from nfdt.simulate.results import curves_csv, described_limits, machines_csv, metric_of, plot, staleness_csv
 
 
 def result(name, at_s=1.0):
@@ -51,8 +50,8 @@ def test_tables_have_a_line_for_each_point_staleness_and_machine():
 
 
 def test_the_metric_of_the_validation_comes_first():
-    assert plots.metric_of([result("asgd")]) == "val_mae"
-    assert plots.metric_of([{**result("asgd"), "curve": []}, result("bsp")]) is None
+    assert metric_of([result("asgd")]) == "val_mae"
+    assert metric_of([{**result("asgd"), "curve": []}, result("bsp")]) is None
 
 
 def test_the_limit_is_the_sum_of_the_described_speeds():
@@ -63,5 +62,5 @@ def test_the_limit_is_the_sum_of_the_described_speeds():
 
 def test_a_picture_is_drawn_where_matplotlib_is_installed(tmp_path):
     pytest.importorskip("matplotlib")
-    plots.plot([result(f"row {i}") for i in range(9)], tmp_path / "curves.png")
+    plot([result(f"row {i}") for i in range(9)], tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")

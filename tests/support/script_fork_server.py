@@ -10,7 +10,7 @@ from nfdt.launch.fork_client import ForkServerClient
 
 PROGRAM = """
 import os, runpy, socket, sys
-from nfdt.core.host.fast_imports import quick_imports
+from nfdt.core.host.startup import quick_imports
 from nfdt.launch.fork_server import ForkServer
 
 with quick_imports():

@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 
-from nfdt.core.host.parent import die_with_parent
+from nfdt.core.host.child_process import die_with_parent
 from tests.support.fakes import FakeSlot
 
 parser = argparse.ArgumentParser()

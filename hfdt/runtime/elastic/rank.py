@@ -14,8 +14,8 @@ from horovod.common.elastic import run_fn
 from horovod.common.exceptions import HorovodInternalError
 from horovod.runner.common.util import network
 
+from hfdt.horovodrun import find_loopback_port
 from hfdt.keras.horovod_api import enter_next_world, is_broken_world
-from hfdt.launch.horovodrun import find_loopback_port
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.elastic.state import RingState
 from hfdt.runtime.execution import Command

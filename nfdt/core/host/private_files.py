@@ -144,3 +144,20 @@ def _lock(path: Path) -> int:
         os.close(file)
         raise
     return file
+
+
+@contextlib.contextmanager
+def private_folder(prefix: str) -> Iterator[Path]:
+    """Make a folder with mode 0700 and remove it with its files when the block ends."""
+    folder, lock = make_folder(prefix)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a new file with mode 0600."""
+    with open(path, "xb", opener=private) as file:
+        file.write(content)

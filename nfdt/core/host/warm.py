@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nfdt.core.errors import UsageError
-from nfdt.core.host.forked_process import ForkedProcess
+from nfdt.core.host.child_process import ForkedProcess
 from nfdt.core.host.machine import versions
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,6 @@ from typing import Any
 
 from nfdt.core.errors import NotStored, UsageError
 from nfdt.core.events import Event, EventKind
-from nfdt.core.jobs.database import open_database
 from nfdt.core.jobs.job_record import (
     ACTIVE,
     TERMINAL,
@@ -24,6 +23,7 @@ from nfdt.core.jobs.job_record import (
     StoredSpans,
     check_transition,
     is_terminal,
+    open_database,
 )
 
 _log = logging.getLogger(__name__)

@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from nfdt.core.errors import UsageError
-from nfdt.core.specs.axis_facts import (
+from nfdt.core.specs.horovod_options import CODECS
+from nfdt.core.specs.presets import (
+    AXES,
     BATCH_FACTS,
     CODEC_FACTS,
     CONSISTENCY_FACTS,
@@ -19,8 +21,6 @@ from nfdt.core.specs.axis_facts import (
     RuleFacts,
     TopologyFacts,
 )
-from nfdt.core.specs.horovod_options import CODECS
-from nfdt.core.specs.presets import AXES
 from nfdt.core.specs.read_with import ReadWith
 
 _DELAYS_COUNT = ReadWith(topology=("flat", "groups"))  # the ranks of a ring push nowhere

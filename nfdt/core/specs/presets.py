@@ -1,10 +1,132 @@
-"""The preset table: every published algorithm is a preset of independent parts."""
+"""Axes of an algorithm: properties of each choice, and the preset table of published algorithms.
+
+Every published algorithm is a preset of independent choices. The properties are for packages without access to the
+policies; those of ``nfdt.consistency`` and ``nfdt.schedulers`` read these tables too: each is defined once.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from nfdt.core.specs.axis_facts import BATCH_FACTS, CODEC_FACTS, CONSISTENCY_FACTS, RULE_FACTS, TOPOLOGY_FACTS
+
+@dataclass(frozen=True)
+class ConsistencyFacts:
+    """Properties of a consistency policy.
+
+    Attributes:
+        synchronous: Whether workers train in rounds; an update consists of one part from each.
+        merges: Whether gradients are averaged on arrival, without rounds.
+        bounded: Whether fast workers wait for slow ones.
+        waiters_alike: Whether all waiting workers may continue at the same time, or none.
+        rows_allowed: Whether gradients of embeddings may be sent as rows, because every push is applied unmodified.
+    """
+
+    synchronous: bool = False
+    merges: bool = False
+    bounded: bool = False
+    waiters_alike: bool = True
+    rows_allowed: bool = True
+
+    @property
+    def independent(self) -> bool:
+        """Whether no worker waits for another and every gradient is an update."""
+        return not (self.synchronous or self.merges or self.bounded)
+
+
+@dataclass(frozen=True)
+class BatchFacts:
+    """Properties of a batch policy.
+
+    Attributes:
+        follows_speed: Whether local batches grow and shrink with the speed of their workers.
+    """
+
+    follows_speed: bool = False
+
+    def rate_of(self, share: float) -> float:
+        """Return the factor of the learning rate for a gradient of ``share`` times the reference batch."""
+        return share if self.follows_speed else 1.0
+
+
+@dataclass(frozen=True)
+class TopologyFacts:
+    """Properties of a topology.
+
+    Attributes:
+        allreduce: Whether all workers are ranks of one world, which averages gradients without pushes to shards.
+        grouped: Whether workers form several worlds, each of which pushes as one worker.
+    """
+
+    allreduce: bool = False
+    grouped: bool = False
+
+    @property
+    def flat(self) -> bool:
+        """Whether every worker pushes by itself."""
+        return not (self.allreduce or self.grouped)
+
+
+@dataclass(frozen=True)
+class CodecFacts:
+    """Properties of a codec.
+
+    Attributes:
+        encodes: Whether values are sent in another form than float32.
+        adaptive: Whether one of the other codecs is chosen for each direction while the job runs.
+        reply: Default codec of the replies; None: the same codec.
+    """
+
+    encodes: bool = True
+    adaptive: bool = False
+    reply: str | None = None
+
+
+@dataclass(frozen=True)
+class RuleFacts:
+    """Properties of an update rule.
+
+    Attributes:
+        modelled: Whether the planner's cost model describes how many more samples the rule needs under a delay.
+    """
+
+    modelled: bool = False
+
+
+CONSISTENCY_FACTS: dict[str, ConsistencyFacts] = {
+    "bsp": ConsistencyFacts(synchronous=True),
+    "free": ConsistencyFacts(),
+    "ssp": ConsistencyFacts(bounded=True, waiters_alike=False),
+    "softsync": ConsistencyFacts(merges=True, rows_allowed=False),
+}
+
+BATCH_FACTS: dict[str, BatchFacts] = {"fixed": BatchFacts(), "dbs": BatchFacts(follows_speed=True)}
+
+TOPOLOGY_FACTS: dict[str, TopologyFacts] = {
+    "flat": TopologyFacts(),
+    "ring": TopologyFacts(allreduce=True),
+    "groups": TopologyFacts(grouped=True),
+}
+
+CODEC_FACTS: dict[str, CodecFacts] = {
+    "identity": CodecFacts(encodes=False),
+    "bf16": CodecFacts(),
+    "fp16": CodecFacts(),
+    "int8": CodecFacts(),
+    "int4": CodecFacts(),
+    "top-k": CodecFacts(reply="int8"),
+    "adaptive": CodecFacts(adaptive=True),
+}
+
+RULE_FACTS: dict[str, RuleFacts] = {
+    "plain": RuleFacts(),
+    "staleness-scaled": RuleFacts(),
+    "dc": RuleFacts(),
+    "dc-a": RuleFacts(),
+    "dc-k": RuleFacts(),
+    "ddc": RuleFacts(modelled=True),
+}
+
 
 AXES: dict[str, tuple[str, ...]] = {
     "topology": tuple(TOPOLOGY_FACTS),

@@ -29,7 +29,7 @@ def mended(monkeypatch):
     from horovod.runner import gloo_run
     from horovod.runner.elastic import discovery
 
-    from hfdt.launch.horovodrun import patch_horovod
+    from hfdt.horovodrun import patch_horovod
 
     monkeypatch.setattr(gloo_run, "ElasticDriver", gloo_run.ElasticDriver)
     monkeypatch.setattr(

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from hfdt.runtime.rendezvous_relay import LOOPBACK, MOST_BYTES, RendezvousRelay
+from hfdt.runtime.slot_rank import LOOPBACK, MOST_BYTES, RendezvousRelay
 
 DEADLINE_S = 30
 

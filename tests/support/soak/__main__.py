@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from nfdt.chaos.counting import counting_script
+from nfdt.chaos.accounting import counting_script
 from nfdt.chaos.report import make_report
 from nfdt.chaos.schedule import parse_schedule
 from nfdt.chaos.trial import TrialRecord, local_trial

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from nfdt.chaos.counting import why_not_counted
+from nfdt.chaos.accounting import why_not_counted
 from nfdt.chaos.schedule import KINDS, TargetRole
 from tests.support.soak.machine_schedule import AMOUNTS, MACHINE_PAIRS
 

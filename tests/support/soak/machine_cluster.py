@@ -10,8 +10,7 @@ from pathlib import Path
 import psutil
 
 from nfdt.chaos.cluster import END_S, JOB, POLL_S, START_S, TAIL
-from nfdt.chaos.leftovers import FOREIGN, SETTLE_S, Leftovers
-from nfdt.chaos.processes import ClusterProcess, find_slots, is_alive
+from nfdt.chaos.processes import FOREIGN, SETTLE_S, ClusterProcess, Leftovers, find_slots, is_alive
 from nfdt.chaos.schedule import ClusterRow, TargetRole
 from nfdt.core.errors import NfdtError
 from tests.support.cluster_of_machines import Credentials

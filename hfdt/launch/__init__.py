@@ -1,1 +1,0 @@
-"""Launch of ranks with horovodrun."""
