@@ -18,9 +18,9 @@ logger = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
 
 # The command line's own frames stay: nfdt.cli.script removes them.
-_ROOMS = "codecs|consistency|core|engines|jobserver|launch|shard|simulate|transport|update_rules|worker"
+_ROOMS = "codecs|consistency|core|engines|jobserver|launch|model|shard|simulate|transport|update_rules|worker"
 _INTERNAL = re.compile(
-    rf"/(nfdt_client|nfdt/({_ROOMS})|hfdt/(keras|launch|runtime))/[^/]|/keras/src/|/tensorflow/python/"
+    rf"/(nfdt_client|nfdt/({_ROOMS})|hfdt/(keras|runtime))/[^/]|/keras/src/|/tensorflow/python/"
 )
 # Libraries whose frames are as internal as their callers: the standard library, and packages that NFDT calls.
 _CALLED = re.compile(
