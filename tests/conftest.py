@@ -35,7 +35,7 @@ def pytest_configure(config):
     os.environ["XDG_RUNTIME_DIR"] = config.stash[RUNTIME_DIR] = tempfile.mkdtemp(prefix="nfdt-tests-")
     config.addinivalue_line("markers", "long: takes minutes and rarely breaks; run by ./scripts/test --all -m long")
     config.addinivalue_line("markers", "feature(*names, area, status, note): what it proves; see scripts/features")
-    config.addinivalue_line("markers", "processes: needs more than packages; run by ./scripts/test --all")
+    config.addinivalue_line("markers", "processes: needs other programs, or minutes; run by ./scripts/test --all")
     config.addinivalue_line("markers", "machines: needs several machines, made of network namespaces")
     config.addinivalue_line("markers", "slurm: needs the programs of Slurm and several machines")
     config.addinivalue_line("markers", "horovod: needs Horovod")

@@ -29,6 +29,8 @@ from tests.support.documented_commands import (
 from tests.support.script_fork_server import ScriptForkServer
 from tests.support.scripts import environment
 
+pytestmark = pytest.mark.processes
+
 # What cannot be run by a test on one machine, by reason: a page's whole command, or its beginning with " ...".
 NOT_RUN = {
     "installs packages": ["pip install ...", "./scripts/quickstart", "./scripts/install-horovod"],

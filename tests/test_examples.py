@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.scripts import environment, start_server, start_workers, stop
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 DEADLINE_S = 240

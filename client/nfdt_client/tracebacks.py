@@ -19,9 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # The command line's own frames stay: nfdt.cli.script removes them.
 _ROOMS = "codecs|consistency|core|engines|jobserver|launch|model|shard|simulate|transport|update_rules|worker"
-_INTERNAL = re.compile(
-    rf"/(nfdt_client|nfdt/({_ROOMS})|hfdt/(keras|runtime))/[^/]|/keras/src/|/tensorflow/python/"
-)
+_INTERNAL = re.compile(rf"/(nfdt_client|nfdt/({_ROOMS})|hfdt/(keras|runtime))/[^/]|/keras/src/|/tensorflow/python/")
 # Libraries whose frames are as internal as their callers: the standard library, and packages that NFDT calls.
 _CALLED = re.compile(
     r"^<frozen |/python3\.\d+/(?!site-packages/|dist-packages/)|-packages/(google|grpc|numpy|pydantic)/"

@@ -13,6 +13,8 @@ import pytest
 from tests.support import loss_cases
 from tests.support.scripts import environment
 
+pytestmark = pytest.mark.processes
+
 DEADLINE_S = 280
 BACKENDS = [name for name in ("tensorflow", "jax", "torch") if importlib.util.find_spec(name)]
 MODES = ["momentum", "adam", "schedule", "scaled", "eager", "not compiled"]

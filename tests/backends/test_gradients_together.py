@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.scripts import environment
 
+pytestmark = pytest.mark.processes
+
 DEADLINE_S = 280
 JOBS = ["ddc-asgd", "overlap, as on a GPU", "dbs", "bsp", "sums", "failing", "stream", "groups"]
 

@@ -15,6 +15,8 @@ from nfdt.core.wire.connection import client_tls, server_tls
 from nfdt.launch.machine import reachable_host
 from tests.support.scripts import DEADLINE_S, DIGITS, NFDT, environment, start_server, start_workers, stop
 
+pytestmark = pytest.mark.processes
+
 FILES = {"ca.pem": 0o644, "server.pem": 0o644, "server.key": 0o600, "client.pem": 0o644, "client.key": 0o600}
 
 

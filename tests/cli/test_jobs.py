@@ -16,6 +16,8 @@ import pytest
 import nfdt
 from tests.support.scripts import DEADLINE_S, NFDT, environment, start_server, start_workers, stop, submitted
 
+pytestmark = pytest.mark.processes
+
 SUBMIT = """
 import sys
 sys.modules.update(dict.fromkeys(("cryptography", "grpc_health", "psutil")))  # a client needs none of them

@@ -12,6 +12,8 @@ from click.testing import CliRunner
 
 from nfdt.cli import cli
 
+pytestmark = pytest.mark.processes
+
 SCRIPT = """
 import keras, numpy as np
 model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])

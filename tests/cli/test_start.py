@@ -17,6 +17,8 @@ import pytest
 from nfdt.core.host.warm import description_file
 from tests.support.scripts import DEADLINE_S, NFDT, environment
 
+pytestmark = pytest.mark.processes
+
 SCRIPT = """
 import json, os, sys
 import keras

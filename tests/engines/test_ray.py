@@ -20,7 +20,7 @@ from tests.support.ray_cluster import ray_cluster
 from tests.support.scripts import DIGITS, NFDT, answer, environment
 
 DEADLINE_S = 600  # every slot loads TensorFlow on its own
-pytestmark = pytest.mark.timeout(2 * DEADLINE_S)
+pytestmark = [pytest.mark.timeout(2 * DEADLINE_S), pytest.mark.processes]
 
 ONE_FIT = """
 import os, psutil

@@ -9,6 +9,8 @@ import pytest
 import nfdt
 from benchmarks.run.accuracy import WORKERS, train
 
+pytestmark = pytest.mark.processes
+
 SEEDS = (0, 1, 2)
 
 

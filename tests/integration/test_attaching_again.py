@@ -14,6 +14,8 @@ from nfdt_client.connection import JobsClient
 
 from tests.support.scripts import DEADLINE_S, NFDT, environment, start_server, start_workers, stop
 
+pytestmark = pytest.mark.processes
+
 EPOCHS = 6
 FIT = """
 import json, sys

@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.scripts import NFDT, answer, start_server, start_workers, stop
 
+pytestmark = pytest.mark.processes
+
 BACKENDS = [name for name in ("jax", "torch") if importlib.util.find_spec(name)]
 
 TRAINING = """

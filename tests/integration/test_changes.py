@@ -8,6 +8,8 @@ import pytest
 
 from tests.support.scripts import DEADLINE_S, answer, environment
 
+pytestmark = pytest.mark.processes
+
 CHANGES = """
 import json, logging, sys
 import keras

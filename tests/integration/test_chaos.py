@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.scripts import DIGITS, NFDT, environment
 
+pytestmark = pytest.mark.processes
+
 HANG_S = 600
 SCRIPT = DIGITS + "build().fit(x, y, batch_size=32, epochs=4, verbose=0)"
 SCHEDULE = """

@@ -16,6 +16,8 @@ from nfdt.transport.choice import FixedCodecs, make_choice
 from tests.support import local_cluster
 from tests.support.local_cluster import train
 
+pytestmark = pytest.mark.processes
+
 CODECS = [name for name in AXES["codec"] if name != "identity"]
 EPOCHS = 12
 FLAT = [name for name, row in PRESETS.items() if row["topology"] == "flat"]

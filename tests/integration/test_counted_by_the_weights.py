@@ -11,6 +11,8 @@ from nfdt.chaos.trial import local_trial
 from nfdt.cli.chaos import describe_report
 from tests.support.soak.invariants import violations
 
+pytestmark = pytest.mark.processes
+
 HANG_S = 600
 KILLS = """
 seed = 7

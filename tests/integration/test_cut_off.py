@@ -12,6 +12,8 @@ from nfdt.core.wire import jobs_pb2
 from tests.support.relay import Relay
 from tests.support.scripts import DEADLINE_S, DIGITS, answer, descendants, start_server, start_workers, stop
 
+pytestmark = pytest.mark.processes
+
 SUBMIT = """
 import nfdt
 def train():

@@ -6,6 +6,8 @@ import pytest
 
 from tests.support.scripts import DEADLINE_S, answer, environment
 
+pytestmark = pytest.mark.processes
+
 IDS = """
 import json, logging, warnings
 import keras

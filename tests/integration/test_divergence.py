@@ -6,7 +6,11 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.support.scripts import environment
+
+pytestmark = pytest.mark.processes
 
 NAN = """
 import keras, nfdt, numpy as np

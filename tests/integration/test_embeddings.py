@@ -13,6 +13,8 @@ import pytest
 
 from tests.support.local_cluster import clone, flat, train
 
+pytestmark = pytest.mark.processes
+
 WORDS, WIDTH, LENGTH = 4096, 32, 6
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.5),

@@ -15,6 +15,8 @@ from sklearn.datasets import load_digits
 
 from tests.support.local_cluster import clone, flat, train
 
+pytestmark = pytest.mark.processes
+
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.1),
     "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),

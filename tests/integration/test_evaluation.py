@@ -17,6 +17,8 @@ from nfdt.model.training.predict import join_outputs, load_outputs
 from nfdt.worker import evaluation
 from tests.support.local_cluster import train
 
+pytestmark = pytest.mark.processes
+
 FLAT = [name for name in PRESETS if resolve_algorithm(name).topology_facts.flat]
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(203, 6)).astype("float32")

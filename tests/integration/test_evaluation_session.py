@@ -6,6 +6,8 @@ import pytest
 
 from tests.support.scripts import answer
 
+pytestmark = pytest.mark.processes
+
 SCRIPT = """
 import json, os, signal, tempfile
 import keras

@@ -13,7 +13,7 @@ EPOCHS, BATCH, ROWS = 10, 16, 1408
 BATCHES_PER_UPDATE = {"bsp": 4, "allreduce": 4, "n-softsync": 4, "group-sync": 2}
 POINTS = 4.0  # of 389 test rows, in tens of epochs; see docs/benchmarks.md for longer training
 DEADLINE_S = 500
-pytestmark = [pytest.mark.timeout(DEADLINE_S + 60), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(DEADLINE_S + 60), pytest.mark.long, pytest.mark.processes]
 
 SCRIPT = f"""
 import json, os

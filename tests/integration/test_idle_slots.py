@@ -6,9 +6,12 @@ import sys
 
 import keras
 import numpy as np
+import pytest
 
 import nfdt
 from nfdt.jobserver.main import ServerOptions, serve
+
+pytestmark = pytest.mark.processes
 
 TOKEN = "secret-token"
 KEEPS_NOTHING = "import sys, nfdt.worker.slot; nfdt.worker.slot.IDLE_BYTES = 0; sys.exit(nfdt.worker.slot.main())"

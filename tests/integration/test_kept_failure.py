@@ -12,6 +12,8 @@ from nfdt_client import kept_state
 import nfdt
 from nfdt.model.program.state import load_state
 
+pytestmark = pytest.mark.processes
+
 X, Y = np.ones((256, 4), "float32"), np.ones((256, 1), "float32")
 
 

@@ -8,7 +8,10 @@ import pytest
 
 from tests.support.scripts import answer
 
-pytestmark = pytest.mark.skipif(find_spec("keras_hub") is None, reason="scripts/setup could not install KerasHub")
+pytestmark = [
+    pytest.mark.skipif(find_spec("keras_hub") is None, reason="scripts/setup could not install KerasHub"),
+    pytest.mark.processes,
+]
 
 SCRIPT = """
 import json

@@ -12,6 +12,8 @@ from tests.support.local_cluster import train
 from tests.support.loss_cases import CASES, build, data, flat
 from tests.support.scripts import answer
 
+pytestmark = pytest.mark.processes
+
 KEPT = 38  # three rounds of 12, and one of 2
 SCRIPT = """
 import json

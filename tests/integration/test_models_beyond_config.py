@@ -9,6 +9,8 @@ import pytest
 from tests.support.models_beyond_config import MODELS
 from tests.support.scripts import DEADLINE_S, answer, environment
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import json, os, sys

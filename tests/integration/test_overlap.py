@@ -14,6 +14,8 @@ from sklearn.datasets import load_digits
 from tests.support.local_cluster import flat, train
 from tests.support.numpy_shard import ahead
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def digits():

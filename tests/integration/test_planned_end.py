@@ -11,6 +11,8 @@ from nfdt_client.connection import JobsClient
 from nfdt.core.wire import jobs_pb2
 from tests.support.scripts import DEADLINE_S, DIGITS, answer, descendants, start_server, start_workers, stop
 
+pytestmark = pytest.mark.processes
+
 SUBMIT = """
 import nfdt
 def train():

@@ -12,6 +12,8 @@ import pytest
 from tests.support.certificates import self_signed
 from tests.support.scripts import DEADLINE_S, DIGITS, NFDT, answer, environment, start_server, start_workers, stop
 
+pytestmark = pytest.mark.processes
+
 FIT = """
 import nfdt
 with nfdt.session(workers=2, {options}):

@@ -16,6 +16,8 @@ from nfdt.core.specs.job import EpochProgress
 from tests.support.fakes import Client
 from tests.support.scripts import DEADLINE_S, DIGITS, start_server, start_workers, stop, submitted
 
+pytestmark = pytest.mark.processes
+
 EPOCHS = 2
 ROWS = 1797
 SCRIPT = DIGITS + f"build().fit(x, y, batch_size=32, epochs={EPOCHS}, verbose=0)"

@@ -8,6 +8,8 @@ import pytest
 
 from tests.support.scripts import answer
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = f"""
 import json, os, sys

@@ -6,6 +6,8 @@ import pytest
 
 from tests.support.scripts import answer
 
+pytestmark = pytest.mark.processes
+
 SCRIPT = """
 import json, os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

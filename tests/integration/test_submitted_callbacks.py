@@ -10,6 +10,8 @@ from nfdt_client.handle import attach
 
 from tests.support.scripts import DEADLINE_S, DIGITS, answer, start_server, start_workers, stop
 
+pytestmark = pytest.mark.processes
+
 FIT = (
     DIGITS
     + """

@@ -16,6 +16,8 @@ from sklearn.datasets import load_digits
 from nfdt.coordinator import training
 from tests.support.local_cluster import clone, flat, train
 
+pytestmark = pytest.mark.processes
+
 FAST, SLOW = ("worker-0", "worker-1"), ("worker-2", "worker-3")
 STEP_MS = (20.0, 20.0, 80.0, 80.0)  # of a batch of 16: speeds 4, 4, 1, 1
 

@@ -22,6 +22,8 @@ from tests.support.local_cluster import flat, train
 from tests.support.scripts import answer
 from tests.support.unusual_models import ROWS, TARGETS
 
+pytestmark = pytest.mark.processes
+
 FLAT = [name for name in PRESETS if resolve_algorithm(name).topology_facts.flat]
 BATCH, WORKERS = 16, 2
 

@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.scripts import DEADLINE_S, NFDT, answer, environment
 
+pytestmark = pytest.mark.processes
+
 SCRIPT = """
 import json, os, signal, sys
 import keras

@@ -13,6 +13,8 @@ from nfdt.launch.processes import LocalLauncher
 from nfdt.launch.slot_process import SlotOptions
 from tests.support.hello_server import DEADLINE_S, TOKEN, HelloServer
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def server():

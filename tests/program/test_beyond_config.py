@@ -15,6 +15,8 @@ from nfdt.model.program.pack import pack
 from nfdt.model.program.unpack import unpack
 from tests.support.models_beyond_config import MODELS, Locked, OfItsMachine, Plain, Random, make
 
+pytestmark = pytest.mark.processes
+
 STEPS = 3
 
 

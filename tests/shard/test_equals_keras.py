@@ -14,6 +14,8 @@ from nfdt.core.sharding import make_plan
 from nfdt.update_rules import RULES
 from tests.support.shard_cluster import LAYOUT, Cluster, Reference, gradients, start_weights
 
+pytestmark = pytest.mark.processes
+
 Schedule = keras.optimizers.schedules.ExponentialDecay
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.1),

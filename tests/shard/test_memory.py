@@ -12,6 +12,8 @@ import pytest
 from nfdt.core.arrays.layout import ParameterLayout
 from tests.support.store_memory import push_steps, resident_bytes, store_of
 
+pytestmark = pytest.mark.processes
+
 SMALL = ParameterLayout.of([("w", (64,))])
 IMPORT = "from tests.support.store_memory import vectors_of_ten_workers"
 

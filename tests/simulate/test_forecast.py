@@ -13,6 +13,8 @@ from nfdt.simulate.job import SimulatedJob
 from nfdt.simulate.machines import costs_of
 from tests.support.simulated_jobs import BATCH, Kept, X, Y, build, cluster
 
+pytestmark = pytest.mark.processes
+
 EPOCH = 8
 MANY = (np.tile(X, (EPOCH, 1)), np.tile(Y, (EPOCH, 1)))  # 96 batches
 SLOW = {"bandwidth_mbit": 0.5, "latency_ms": 2}  # the model's 116 bytes take 2 ms

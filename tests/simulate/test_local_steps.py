@@ -19,6 +19,8 @@ from nfdt.shard.building import build_store, served_program
 from nfdt.shard.in_process import InProcessClient
 from tests.support.simulated_jobs import BATCH, ROWS, X, Y, as_text, build, cluster, simulate
 
+pytestmark = pytest.mark.processes
+
 LOCAL_SGD = {"outer": "delta", "local_steps": 1, "outer_lr": 1.0, "outer_momentum": 0}
 
 

@@ -10,6 +10,8 @@ import pytest
 from tests.support.loss_cases import CASES, build, data, flat
 from tests.support.simulated_jobs import cluster, simulate
 
+pytestmark = pytest.mark.processes
+
 WORKERS, BATCH, EPOCHS = 3, 4, 2  # of 46 rows the last round has 10: parts of 4, 4 and 2
 TOGETHER = {"bsp": {}, "allreduce": {}, "group-sync": {"groups": "1", "batch": "fixed"}}
 COUNTED = ("masked", "masked and weighted", "mean by weights", "mean by weights and mask", "without a class")

@@ -11,6 +11,8 @@ from keras import metrics as km
 
 from tests.support.simulated_jobs import cluster, simulate
 
+pytestmark = pytest.mark.processes
+
 ROWS, CLASSES = 12, 3
 DRAW = np.random.default_rng(0)
 X = DRAW.normal(size=(ROWS, 3)).astype("float32")

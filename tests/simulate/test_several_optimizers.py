@@ -13,6 +13,8 @@ from nfdt.model.program.pack import pack
 from tests.support.several_optimizers import actor_critic, diffusion, divided, gan, optimizers_of, points, wasserstein
 from tests.support.simulated_jobs import cluster, simulate
 
+pytestmark = pytest.mark.processes
+
 BATCH, EPOCHS = 8, 3
 FIT = {"batch_size": BATCH, "epochs": EPOCHS, "shuffle": False}
 X = points()
