@@ -24,6 +24,8 @@ from nfdt.update_rules import RULES
 from tests.support.scripts import environment
 from tests.support.study import made_up
 
+pytestmark = pytest.mark.processes
+
 PLAN = Plan(
     rows=("sequential", "ddc-asgd"), workers=(2,), speeds=("unequal",), rates=(0.1,), seeds=(0,), epochs=2, batch=8
 )

@@ -13,6 +13,8 @@ from click.testing import CliRunner
 
 from nfdt.cli import cli
 
+pytestmark = pytest.mark.processes
+
 SCRIPT = """
 import sys
 import keras

@@ -15,6 +15,8 @@ from nfdt.cli import cli
 from tests.support.pods import PodFolder, component, controllers, of_kind, read_manifests
 from tests.support.scripts import DEADLINE_S, DIGITS, NFDT, answer, environment, stop
 
+pytestmark = pytest.mark.processes
+
 VERSIONS = ["1.28", kubernetes_validate.latest_version()]
 SMALL = ("--workers", "1")
 FULL = ("--workers", "8", "--shards", "2", "--image", "registry.example/nfdt:1", "--name", "digits", "--namespace")

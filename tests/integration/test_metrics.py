@@ -6,6 +6,8 @@ import pytest
 
 from tests.support.scripts import DEADLINE_S, DIGITS, answer, environment
 
+pytestmark = pytest.mark.processes
+
 SCRIPT = (
     DIGITS
     + """

@@ -20,6 +20,8 @@ from nfdt.jobserver.server_parts import shard_host
 from nfdt.launch.machine import find_gpus, is_own_address, reachable_host
 from tests.support.fakes import DEADLINE_S, TOKEN, Client, of
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 SLOT = (sys.executable, "-m", "tests.support.slot_process")
 

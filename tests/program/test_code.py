@@ -13,6 +13,8 @@ from nfdt.model.program.by_value import ObjectUnpickler
 from nfdt.model.program.code import dump_objects, load_code
 from nfdt.model.program.manifest import Manifest
 
+pytestmark = pytest.mark.processes
+
 HELPER = """
 FACTOR = 3.0
 def factor():

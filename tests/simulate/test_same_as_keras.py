@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.simulated_jobs import X, Y, build, cluster, simulate
 
+pytestmark = pytest.mark.processes
+
 BATCH, EPOCHS = 7, 4  # 14 batches, the last one of 5 rows
 ROUNDING = {"rtol": 1e-4, "atol": 1e-6}
 

@@ -7,6 +7,8 @@ import pytest
 
 from tests.support.local_cluster import train
 
+pytestmark = pytest.mark.processes
+
 keras = pytest.importorskip("keras")
 
 RNG = np.random.default_rng(0)

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+pytest.importorskip("horovod")
+
 from hfdt.runtime.execution import Command
 
 

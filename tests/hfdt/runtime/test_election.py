@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+pytest.importorskip("horovod")
+
 from hfdt.runtime.elastic.state import Candidate, assign_numbers, elect
 from nfdt.core.errors import JobFailed
 

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytest.importorskip("horovod")
+
 from hfdt.runtime.slot_rank import LOOPBACK, MOST_BYTES, RendezvousRelay
 
 DEADLINE_S = 30

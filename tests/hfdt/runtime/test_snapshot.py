@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
+
+pytest.importorskip("horovod")
 
 from hfdt.runtime.elastic.job import Snapshot
 from nfdt.model.program.state import State

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+pytest.importorskip("horovod")
+
 from hfdt.runtime.group_job import BLOCK_S, RECENT, StepTimer
 
 
