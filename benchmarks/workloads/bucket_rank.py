@@ -24,8 +24,8 @@ def make_step(case: str, bucket: int, reduce: Any, batch: Any) -> Any:
     import keras
 
     from hfdt.runtime import step as steps
-    from hfdt.runtime.batch_split import SharedDenominator
     from hfdt.runtime.communicator import Communicator
+    from hfdt.runtime.shared_denominator import SharedDenominator
     from nfdt.model.program.pack import pack
     from nfdt.model.program.state import load_state
 

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from hfdt.runtime.artifacts import ReadableArtifacts
-from hfdt.runtime.batch_split import SharedDenominator, prepared_ahead, split_rows, weight_of
+from hfdt.runtime.batch_split import prepared_ahead, split_rows, weight_of
 from hfdt.runtime.communicator import Communicator, device_name
+from hfdt.runtime.shared_denominator import SharedDenominator
 from hfdt.runtime.step import AllreduceStep
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import ProtocolError

@@ -27,8 +27,8 @@ from hfdt.runtime.state_service import StateService
 from nfdt.core.specs.job import parse_job
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
+from nfdt.core.work.heartbeat import Heartbeat
 from nfdt.core.work.messages import read_instruction, to_request
-from nfdt.core.work.patience import Heartbeat
 from nfdt.core.work.spans import SpanRing
 
 WAIT_S = 10.0  # longest time between two broadcasts

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hfdt.runtime.batch_split import SharedDenominator
 from hfdt.runtime.communicator import Communicator
+from hfdt.runtime.shared_denominator import SharedDenominator
 from hfdt.runtime.step import GRADIENT, AllreduceStep
 from nfdt.core.arrays.layout import Array, ParameterLayout
 from nfdt.core.specs.job import JobSpec

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hfdt.runtime.batch_split import SharedDenominator
+from hfdt.runtime.shared_denominator import SharedDenominator
 from nfdt.core.arrays.layout import Array, ParameterLayout
 from nfdt.core.errors import ShapeMismatch, UsageError
 from nfdt.model.backends.contract import as_tensors

@@ -122,7 +122,7 @@ HFDT_SUMMARIES = {
     "ring.",
 }
 """First sentence of the help of each command of ``hfdt``."""
-_HOMES = {"config": "options", "server": "serve", "stop": "start", "top": "workers", "worker": "serve"}
+_HOMES = {"server": "serve", "stop": "start", "worker": "serve"}
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 

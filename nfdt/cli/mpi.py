@@ -31,14 +31,8 @@ from nfdt.core.host.launcher_rank import LauncherRank, find_launcher_rank
 from nfdt.core.specs.presets import DEFAULT_PRESET
 from nfdt.core.wire.channel import join_address
 from nfdt.launch.machine import certificate_hosts, find_gpus, public_host
-from nfdt.launch.rendezvous import (
-    RendezvousInfo,
-    authority_file,
-    await_rendezvous,
-    one_time_tls,
-    publish_rendezvous,
-    rendezvous_file,
-)
+from nfdt.launch.one_time_tls import authority_file, one_time_tls
+from nfdt.launch.rendezvous import RendezvousInfo, await_rendezvous, publish_rendezvous, rendezvous_file
 from nfdt.launch.slot_process import SlotOptions
 
 START_S = 60.0

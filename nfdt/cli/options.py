@@ -1,19 +1,16 @@
-"""Command-line options shared by several commands, their conversion to settings of the client, and ``nfdt config``."""
+"""Command-line options shared by several commands, and their conversion to settings of the client."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from nfdt.cli.script import Script, check_script, describe_failure, exit_code_of
-from nfdt.cli.table import render
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.presets import PRESETS
 
@@ -171,18 +168,3 @@ def open_connection(server: str | None, token_file: str | None, ca_file: str | N
         yield connection
     finally:
         connection.close()
-
-
-@click.command()
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="As if given to `nfdt run`.")
-@click.option("--format", "format_", type=click.Choice(["text", "json"]), default="text", help="How to print.")
-def config(settings: tuple[str, ...], format_: str) -> None:
-    """Print every option, its value and where it came from."""
-    from nfdt_client.options import resolve
-
-    found = resolve(parse_settings(settings)).settings
-    if format_ == "json":
-        click.echo(json.dumps({name: asdict(setting) for name, setting in found.items()}, indent=2))
-        return
-    rows = [(name, "-" if s.value in (None, ()) else str(s.value), s.origin) for name, s in found.items()]
-    click.echo(render(("option", "value", "from"), rows, left=3))

@@ -1,27 +1,16 @@
-"""``nfdt workers`` and ``nfdt top``: the machines of a server and their slots, and a live table of jobs and workers."""
+"""``nfdt workers``: the machines of a server, their slots, and what these do."""
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Mapping
-from typing import Any
 
 import click
-from nfdt_client.connection import JobsClient
-from nfdt_client.handle import JobStatus, describe_log, status_of
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from nfdt.cli.jobs import format_option
 from nfdt.cli.options import connection_options, open_connection
-from nfdt.cli.table import count_of, format_bytes, render
-from nfdt.core.errors import UsageError
+from nfdt.cli.table import render
 from nfdt.core.jobs.admission import backend_of
 from nfdt.core.wire import jobs_pb2 as pb
-from nfdt.core.work.statistics import split_by_rank
 
 COLUMNS = ("machine", "role", "slot", "doing", "device", "python", "keras", "backend", "process")
 
@@ -63,111 +52,3 @@ def workers(format_: str, server: str | None, token_file: str | None, ca_file: s
     click.echo(render(COLUMNS, [_row(slot) for slot in slots], left=5))
     machines, free = len({slot.host for slot in slots}), sum(not slot.job_id and not slot.away for slot in slots)
     click.echo(f"{machines} machines, {len(slots)} slots, {free} free", err=True)
-
-
-INTERVAL_S = 1.0
-MOST_WORKERS = 32  # rows of workers; the others are one row
-
-_Totals = Mapping[str, Mapping[str, Any]]
-
-
-class JobView:
-    """Tables of a job, with the rates of its workers between two looks.
-
-    Args:
-        clock: Returns the time in seconds.
-    """
-
-    def __init__(self, clock: Any = time.monotonic) -> None:
-        self._clock = clock
-        self._before: tuple[float, _Totals] | None = None
-
-    def render(self, status: JobStatus) -> Group:
-        """Return the tables of the job's present status."""
-        now = self._clock()
-        before_at, before = self._before or (now, {})
-        seconds, workers = now - before_at, split_by_rank(status.worker_statistics)
-        table = Table("worker", box=None, pad_edge=False)
-        for name in ("samples/s", "batch", "stale", "compute", "exchange", "wait", "sent", "received"):
-            table.add_column(name, justify="right", no_wrap=True)
-        names = sorted(workers, key=lambda name: (len(name), name))
-        rates = {name: _rates(workers[name], before.get(name, {}), seconds) for name in names}
-        for name in names[:MOST_WORKERS]:
-            table.add_row(name, *_cells(workers[name], rates[name]))
-        if len(names) > MOST_WORKERS:
-            rest = sum(rates[name]["samples"] for name in names[MOST_WORKERS:])
-            table.add_row(f"{len(names) - MOST_WORKERS} others", f"{rest:.0f}")
-        total = sum(rate["samples"] for rate in rates.values())
-        self._before = now, workers
-        return Group(_summary(status, total), table)
-
-
-def _rates(now: Mapping[str, Any], before: Mapping[str, Any], seconds: float) -> dict[str, float]:
-    """Return what a worker did per second since the look before; of the first look nothing."""
-    if not before or seconds <= 0:
-        return dict.fromkeys(("samples", "compute", "exchange", "wait", "sent", "received"), 0.0)
-    keys = {"samples": "samples", "compute": "compute_s", "exchange": "exchange_s", "wait": "wait_s"}
-    keys |= {"sent": "bytes_sent", "received": "bytes_received"}
-    return {name: max(0.0, (now.get(key, 0) or 0) - (before.get(key, 0) or 0)) / seconds for name, key in keys.items()}
-
-
-def _cells(statistics: Mapping[str, Any], rates: Mapping[str, float]) -> tuple[str, ...]:
-    staleness = {int(tau): int(count) for tau, count in statistics.get("staleness", {}).items()}
-    pushes = sum(staleness.values())
-    mean = f"{sum(tau * count for tau, count in staleness.items()) / pushes:.1f}" if pushes else "-"
-    shares = (f"{100 * min(1.0, rates[name]):.0f} %" for name in ("compute", "exchange", "wait"))
-    traffic = (f"{format_bytes(rates[name])}/s" for name in ("sent", "received"))
-    return (
-        f"{rates['samples']:.0f}",
-        f"{statistics['batch_size']:.0f}" if "batch_size" in statistics else "-",
-        mean,
-        *shares,
-        *traffic,
-    )
-
-
-def _summary(status: JobStatus, samples_per_s: float) -> Text:
-    epoch = min(status.epoch + 1, status.epochs)
-    logs = "  ".join(f"{name} {describe_log(value)}" for name, value in status.logs.items())
-    text = Text(f"{status.job_id}", style="bold")
-    if status.given_name:
-        text.append(f" ({status.given_name})")
-    text.append(f"  {status.state}", style="green" if status.state in ("running", "succeeded") else "yellow")
-    text.append(f"  {status.algorithm} on {count_of(status.workers, 'worker')}  epoch {epoch} of {status.epochs}")
-    text.append(f"  {samples_per_s:,.0f} samples/s\n{logs}" if logs else "")
-    return text
-
-
-def chosen_job(connection: JobsClient, job_id: str | None) -> JobStatus:
-    """Return the job of this identifier; without one the job that began last, one that runs before others.
-
-    Raises:
-        UsageError: there is no job.
-    """
-    if job_id is not None:
-        return status_of(connection.show(job_id))
-    statuses = [status_of(description) for description in connection.list()]
-    if not statuses:
-        raise UsageError(f"No job on the server {connection.address} yet.")
-    return max(statuses, key=lambda one: (not one.ended, one.submitted_at))
-
-
-@click.command()
-@click.option("--once", is_flag=True, help="Print the table once, without rates, and end.")
-@connection_options
-@click.argument("job_id", metavar="[ID]", required=False)
-def top(job_id: str | None, once: bool, server: str | None, token_file: str | None, ca_file: str | None) -> None:
-    """Show live what the workers of a job do: samples per second, staleness, computation, exchange, traffic.
-
-    Without ID it is the job that began last. Ends with the job, or with Ctrl-C.
-    """
-    with open_connection(server, token_file, ca_file) as connection:
-        status, view, console = chosen_job(connection, job_id), JobView(), Console()
-        if once or not console.is_terminal:
-            console.print(view.render(status))
-            return
-        with Live(view.render(status), console=console, auto_refresh=False) as live:
-            while not status.ended:
-                time.sleep(INTERVAL_S)
-                status = status_of(connection.show(status.job_id))
-                live.update(view.render(status), refresh=True)

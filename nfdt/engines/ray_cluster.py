@@ -20,7 +20,7 @@ from nfdt.core.errors import JobFailed, NotInstalled, ServerUnreachable, UsageEr
 from nfdt.core.jobs.runner import Role
 from nfdt.core.wire.channel import join_address
 from nfdt.engines.ray_slot import STOP_S, RaySlot, RaySlotAccess
-from nfdt.launch.rendezvous import authority_file, one_time_tls
+from nfdt.launch.one_time_tls import authority_file, one_time_tls
 
 _log = logging.getLogger(__name__)
 

@@ -1,8 +1,7 @@
-"""Rendezvous of the ranks of one launch: where rank 0 is, and the TLS by which the ranks trust it.
+"""Rendezvous of the ranks of one allocation of ``mpirun`` or ``srun``.
 
-MPI is not used: the environment of ``mpirun`` or ``srun`` names the rank, and rank 0 writes its address to a file that
-every rank can read. The name of the file contains the launcher's own job id, so that two runs never mix. The authority
-of a launch is in memory; only the one certificate that it issues has files.
+MPI is not used: the launcher's environment names the rank, and rank 0 writes its address to a file that every rank can
+read. The name of the file contains the launcher's own job id, so that two runs never mix.
 """
 
 from __future__ import annotations
@@ -15,13 +14,11 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from nfdt.core.errors import ProtocolError, ServerUnreachable
 from nfdt.core.host.launcher_rank import LauncherRank
-from nfdt.core.host.private_files import private_folder, write_private
 
 DIRECTORY = "NFDT_RENDEZVOUS_DIR"  # environment variable
 WAIT_S = 120.0  # limit for the file
@@ -107,41 +104,3 @@ def read_rendezvous(path: Path) -> RendezvousInfo:
         return RendezvousInfo(str(value["address"]), str(value["token"]), str(value["authority"]))
     except (ValueError, KeyError, TypeError):
         raise ProtocolError(f"{path} is no rendezvous file. Delete it and start again.") from None
-
-
-PREFIX = "nfdt-tls-"  # of the folder's name
-VALID_DAYS = 366  # longer than a scheduler lets a job run
-
-
-@dataclass(frozen=True)
-class ServerTls:
-    """Certificate and key of a server as PEM files, and the PEM certificate of the authority that peers trust."""
-
-    cert: Path
-    key: Path
-    authority: bytes
-
-
-@contextmanager
-def one_time_tls(hosts: list[str]) -> Iterator[ServerTls]:
-    """Issue a certificate for ``hosts`` and keep its files, mode 0600, until the block ends.
-
-    The authority's key is never stored and is lost when this function has issued the certificate.
-    """
-    from nfdt.core.wire.certificates import CertificateAuthority  # takes 0.1 s to import
-
-    authority = CertificateAuthority("nfdt one-time authority", VALID_DAYS)
-    pair = authority.issue(hosts)
-    with private_folder(PREFIX) as folder:
-        tls = ServerTls(folder / "server.pem", folder / "server.key", authority.cert)
-        write_private(tls.cert, pair.cert + authority.cert)
-        write_private(tls.key, pair.key)
-        yield tls
-
-
-@contextmanager
-def authority_file(authority: str) -> Iterator[Path]:
-    """Write PEM certificates to a private file that exists until the block ends."""
-    with private_folder(PREFIX) as folder:
-        write_private(folder / "ca.pem", authority.encode())
-        yield folder / "ca.pem"

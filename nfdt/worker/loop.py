@@ -212,7 +212,7 @@ class WorkerLoop:
         statistics.compute_s += step.seconds
         statistics.exchange_s += sent - computed + pulled - began
         span(EXCHANGE, began, pulled, task.task)
-        span(COMPUTE, computed - step.seconds, computed, task.task)  # without the making of its batch
+        span(COMPUTE, computed - step.seconds, computed, task.task)  # as compute_s counts it
         span(EXCHANGE, computed, sent, task.task)
         statistics.samples += step.samples
         statistics.steps += 1

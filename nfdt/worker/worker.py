@@ -23,8 +23,8 @@ from nfdt.core.specs.emulation import Emulation
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
+from nfdt.core.work.heartbeat import Heartbeat
 from nfdt.core.work.messages import read_instruction, to_request
-from nfdt.core.work.patience import Heartbeat
 from nfdt.core.work.spans import WAIT, SpanRing
 from nfdt.core.work.tasks import Task
 from nfdt.model.backends.contract import PreparedBatch

@@ -7,7 +7,7 @@ import io
 from nfdt_client.handle import JobStatus
 from rich.console import Console
 
-from nfdt.cli.workers import MOST_WORKERS, JobView
+from nfdt.cli.top import MOST_WORKERS, JobView
 
 
 def status(workers: dict, **facts) -> JobStatus:

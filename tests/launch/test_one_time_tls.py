@@ -13,7 +13,7 @@ from nfdt.core.wire.certificates import CertificateAuthority
 from nfdt.core.wire.channel import join_address, make_server, open_channel, split_address
 from nfdt.launch import machine
 from nfdt.launch.machine import certificate_hosts, public_host
-from nfdt.launch.rendezvous import authority_file, one_time_tls
+from nfdt.launch.one_time_tls import authority_file, one_time_tls
 
 TIMEOUT_S = 20
 

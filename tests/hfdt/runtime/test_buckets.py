@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from hfdt.runtime import step as steps
-from hfdt.runtime.batch_split import SharedDenominator
+from hfdt.runtime.shared_denominator import SharedDenominator
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.model.program.pack import pack
 from nfdt.model.program.state import load_state

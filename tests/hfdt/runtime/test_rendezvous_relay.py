@@ -8,9 +8,7 @@ import sys
 
 import pytest
 
-pytest.importorskip("horovod")
-
-from hfdt.runtime.slot_rank import LOOPBACK, MOST_BYTES, RendezvousRelay
+from hfdt.runtime.rendezvous_relay import LOOPBACK, MOST_BYTES, RendezvousRelay
 
 DEADLINE_S = 30
 
