@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nfdt.core.errors import UsageError
+from nfdt.core.errors import JobTaken, UsageError
 from nfdt.jobserver.client_control import ClientControl
 
 
@@ -53,3 +53,36 @@ def test_a_job_is_abandoned_when_its_last_client_has_been_away_for_long():
     assert control.abandoned(211.0, timeout_s=10.0)
     control.interactive = False
     assert not control.abandoned(1e9, timeout_s=10.0)
+
+
+def test_a_job_belongs_to_one_session_until_all_its_watches_have_ended():
+    control = ClientControl(interactive=False, unwatched_since=0.0)
+    control.watch(+1, 0.0, "first")
+    assert control.interactive  # the callbacks of a client that attaches run from now on
+    control.watch(+1, 1.0, "first")  # a client that reconnects is there twice for a while
+    control.watch(-1, 2.0, "first")
+    with pytest.raises(JobTaken, match="another script"):
+        control.watch(+1, 3.0, "second")
+    assert control.watchers == 1
+    control.check_free("first")
+    control.watch(-1, 4.0, "first")
+    control.check_free("second")
+
+
+def test_the_end_of_a_watch_is_counted_whoever_has_the_job_now():
+    control = ClientControl(interactive=True, unwatched_since=0.0)
+    control.watch(+1, 0.0, "first")
+    control.attached["second"] = 1
+    control.watch(-1, 1.0, "first")
+    assert (control.watchers, control.attached["first"]) == (0, 0)
+
+
+def test_a_permission_holds_until_a_later_one_and_pauses_its_own_epoch_only():
+    control = ClientControl(interactive=True, unwatched_since=0.0)
+    control.permit(2, 5)
+    control.permit(1, 9)  # late: a newer one has arrived
+    assert [control.steps_of(epoch) for epoch in (1, 2, 3)] == [None, 5, None]
+    control.permit(2, 7)
+    assert control.steps_of(2) == 7
+    control.interactive = False
+    assert control.steps_of(2) is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 
@@ -11,7 +11,7 @@ from nfdt.core.clock import ManualClock, SystemClock
 from nfdt.core.errors import JobCancelled, JobFailed, ServerUnreachable, UsageError
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.client_control import ClientControl
-from nfdt.jobserver.mailbox import CAUSE_WAIT_S, Mailbox, ServerStopping
+from nfdt.jobserver.mailbox import CAUSE_WAIT_S, POLL_S, Mailbox, ServerStopping
 from nfdt.jobserver.outcome import SlotError, outcome_of
 
 LOST = SlotError("worker-1", pb.SlotFailed(exception_type="ServerUnreachable", message="shard 0 does not answer"))
@@ -155,6 +155,37 @@ def test_a_question_is_asked_again_after_each_message(mailbox):
 def test_no_is_an_answer_and_none_is_not(mailbox):
     assert mailbox.wait(lambda: False, 30) is False
     assert mailbox.wait(lambda: None, 0) is None
+
+
+class PausedMailbox(Mailbox):
+    """Mailbox whose pauses pass at once; each one may bring a message."""
+
+    def __init__(self, clock: ManualClock, messages: Iterable[Callable[[], object]] = ()) -> None:
+        super().__init__(clock)
+        self.manual, self.messages, self.pauses = clock, iter(messages), []
+
+    def _pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.manual.advance(seconds)
+        next(self.messages, lambda: None)()
+
+
+def test_a_wait_ends_at_its_limit_and_asks_once_a_second_until_then(clock):
+    clock.advance(100.0)
+    mailbox = PausedMailbox(clock)
+    assert mailbox.wait(lambda: None, 2.5) is None
+    assert mailbox.pauses == [POLL_S, POLL_S, 0.5]
+
+
+def test_an_unreachable_shard_is_explained_by_an_end_that_is_reported_later(clock):
+    mailbox = PausedMailbox(clock, [lambda: mailbox.end(LOST), lambda: mailbox.end(SHARD)])
+    assert mailbox.reason_behind(ServerUnreachable("no answer")) is SHARD
+
+
+def test_an_error_without_explanation_stays_as_it_is(clock):
+    mailbox, error = PausedMailbox(clock), ServerUnreachable("no answer")
+    assert mailbox.reason_behind(error) is error
+    assert sum(mailbox.pauses) == CAUSE_WAIT_S
 
 
 def test_a_message_that_fails_fails_its_sender_only(mailbox):
