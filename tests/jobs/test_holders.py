@@ -90,14 +90,13 @@ def test_a_token_file_is_made_once_and_is_readable_by_its_owner_only(tmp_path):
 
 def test_a_token_file_may_have_comments_and_must_be_readable_text(tmp_path):
     path = tmp_path / "token"
-    for content in (b"\n# of the team\n  " + SECRET.encode() + b"\n\n", b"\xff\xfe"):
+    path.touch(0o600)
+    path.write_bytes(b"\n# of the team\n  " + SECRET.encode() + b"\n\n")
+    assert read_tokens(path) == (SECRET,)
+    for content, reason in ((b"short", "at least 8"), (b"\xff\xfe", "no UTF-8 text")):
         path.write_bytes(content)
-        path.chmod(0o600)
-        if content[0] == 0xFF:
-            with pytest.raises(UsageError, match="no UTF-8 text"):
-                read_tokens(path)
-        else:
-            assert read_tokens(path) == (SECRET,)
+        with pytest.raises(UsageError, match=reason):
+            read_tokens(path)
     with pytest.raises(UsageError, match="No such file"):
         read_tokens(tmp_path / "none")
     with pytest.raises(UsageError, match="No such file"):

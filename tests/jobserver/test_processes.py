@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from nfdt.core.errors import UsageError
-from nfdt.core.jobs.rights import ensure_token_file, read_tokens
 from nfdt.core.wire import jobs_pb2
 from nfdt.jobserver.main import ServerOptions, serve
 from nfdt.jobserver.server_parts import shard_host
@@ -271,21 +270,6 @@ print(state, sorted({{"tensorflow", "keras", "cloudpickle", "horovod"}} & set(sy
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE_S, cwd=ROOT)
     assert done.stdout.strip() == "succeeded []", done.stderr
-
-
-def test_a_token_file_is_made_private_and_read_again(tmp_path):
-    tokens = ensure_token_file(tmp_path / "token")
-    assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
-    assert ensure_token_file(tmp_path / "token") == tokens
-
-
-@pytest.mark.parametrize(("text", "mode", "needle"), [("long-enough-token", 0o644, "0600"), ("short", 0o600, "8")])
-def test_a_bad_token_file_is_refused(tmp_path, text, mode, needle):
-    path = tmp_path / "token"
-    path.write_text(text)
-    path.chmod(mode)
-    with pytest.raises(UsageError, match=needle):
-        read_tokens(path)
 
 
 def test_gpus_are_found_in_the_environment_or_the_driver(tmp_path):
