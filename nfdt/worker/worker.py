@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,10 +17,10 @@ import numpy as np
 from nfdt.core.arrays.layout import Array
 from nfdt.core.arrays.table_rows import RowVector
 from nfdt.core.host.startup import note_start
-from nfdt.core.specs.emulation import Emulation
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
+from nfdt.core.work.emulated_steps import EmulatedSteps
 from nfdt.core.work.heartbeat import Heartbeat
 from nfdt.core.work.messages import read_instruction, to_request
 from nfdt.core.work.spans import WAIT, SpanRing
@@ -123,6 +121,7 @@ class Worker(LoopDriver):
         self._other_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{name} looks ahead")
         self._ahead: Future[ins.Instruction] | None = None  # answer to a request that was made ahead
         self._batch: tuple[Task, PreparedBatch] | None = None  # of the task that begins next
+        self._emulated = EmulatedSteps(spec, index, name, stopped.wait)
         self._heartbeat = Heartbeat(self._send_heartbeat, spec.heartbeat_s)
 
     @property
@@ -251,7 +250,7 @@ class Worker(LoopDriver):
         return self._step.prepare(self._job.batch(self._job.train, task))
 
     def compute(self, task: Task, held: Pulled) -> Step:
-        """Compute a gradient, as slowly as the job emulates."""
+        """Compute a gradient, which may be lengthened by emulation."""
         batch, is_first = self._prepared(task), not self._loop.statistics.steps
         began = time.perf_counter()
         if is_first:
@@ -264,19 +263,8 @@ class Worker(LoopDriver):
             if math.isfinite(first := numbers(result.logs).get("loss", math.nan)):
                 self._loop.statistics.first_loss = first
         denominator = 0.0 if result.denominator is None else float(result.denominator)
-        self._emulate(time.perf_counter() - began, batch.samples)
+        self._emulated.finish(self._loop.statistics.steps + 1, time.perf_counter() - began, batch.samples)
         return Step(gradient, batch.samples, result.logs, time.perf_counter() - began, denominator)
-
-    def _emulate(self, seconds: float, samples: int) -> None:
-        """Emulate a slower worker, or one that is killed at a scripted step, as in ``emulate``."""
-        emulate: Emulation = self.spec.cluster.emulate
-        step = self._loop.statistics.steps + 1
-        if emulate.fail and f"{self._index}@{step}" in emulate.fail.split(","):
-            logger.warning("%s is killed at its step %d, as emulate.fail asks", self._name, step)
-            os.kill(os.getpid(), signal.SIGKILL)
-        wanted = emulate.step_s(self._index, seconds, self.spec.batch_share(samples))
-        if wanted > seconds:
-            self._stopped.wait(wanted - seconds)
 
 
 def _take_rows(call: TakeRows, name: str, iteration: int, pass_index: int, number: int) -> tuple[int, int] | None:
