@@ -20,7 +20,7 @@ from nfdt.schedulers import (
     order_crc,
 )
 from nfdt.schedulers.batch_policies import LocalSizes
-from nfdt.schedulers.pulled import PulledTasks, RowSplit, RowSplits
+from nfdt.schedulers.pulled import PulledTasks, RowSplits
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,16 @@ class DatasetEpochs:
 
     Args:
         spec: The job.
+
+    Attributes:
+        splits: Rows of the current iteration, which workers take.
     """
 
     def __init__(self, spec: JobSpec) -> None:
         assert spec.train.rows is not None
         self._steps = spec.fit.steps_per_epoch
         self._batches = spec.train.batches
-        self._splits = RowSplits(spec.train.rows, spec.train.split)
+        self.splits = RowSplits(spec.train.rows, spec.train.split)
         self._tasks: PulledTasks | None = None
         self._trained = 0  # batches of the iteration, in earlier epochs
 
@@ -64,11 +67,6 @@ class DatasetEpochs:
     def steps(self) -> int | None:
         """Number of steps of an epoch; None: unknown."""
         return self._batches if self._steps is None else self._steps
-
-    @property
-    def iteration(self) -> int:
-        """Number of the current iteration."""
-        return self._splits.iteration
 
     @property
     def ran_out(self) -> bool:
@@ -82,23 +80,15 @@ class DatasetEpochs:
         if last is not None:
             self._trained += last.issued
         if last is None or self._steps is None or self._is_over(last):
-            self._splits.begin(0 if last is None else self.iteration + 1)
+            self.splits.begin(0 if last is None else self.splits.iteration + 1)
             self._trained = 0
         self._tasks = PulledTasks(self._steps, None if last is None else last.end_position)
         return self._tasks
 
     def report(self, worker: str, supply: Supply) -> None:
         """Record the batches that a worker has."""
-        if self._tasks is not None and supply.iteration == self.iteration:
+        if self._tasks is not None and supply.iteration == self.splits.iteration:
             self._tasks.report(worker, supply.waiting, supply.over)
-
-    def take_rows(self, worker: str, iteration: int, pass_index: int, number: int) -> RowSplit | None:
-        """Give the worker rows; see :meth:`~nfdt.schedulers.pulled.RowSplits.take`."""
-        return self._splits.take(worker, iteration, pass_index, number)
-
-    def forget(self, worker: str) -> None:
-        """Forget a lost worker."""
-        self._splits.forget(worker)
 
     def _is_over(self, tasks: PulledTasks) -> bool:
         return tasks.ran_out or (self._batches is not None and self._trained >= self._batches)
@@ -140,7 +130,7 @@ class EpochPlanner:
             feed.parts = parts
             return Epoch(self._book(feed, rounds=self._synchronous), self.spec.train.batches, 0, ranks)
         if (dataset := self.dataset) is not None:
-            return Epoch(self._book(dataset.begin(), counted=True), dataset.steps, 0, ranks, dataset.iteration)
+            return Epoch(self._book(dataset.begin(), counted=True), dataset.steps, 0, ranks, dataset.splits.iteration)
         return self._planned(epoch, self._plan(epoch, parts), ranks, sizes)
 
     @property

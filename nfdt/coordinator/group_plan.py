@@ -112,7 +112,7 @@ class GroupPlan:
     def _times(self, groups: Groups) -> dict[int, StepTime]:
         """Return the step time per member; unmeasured members get the mean."""
         members = [member for group in groups for member in group]
-        found = {member: time for member in members if (time := self._speeds.of(str(member))) is not None}
+        found = {member: time for member in members if (time := self._speeds.of(str(member)).step_time) is not None}
         mean = sum(time.seconds(self._batch) for time in found.values()) / len(found) if found else 1.0
         times = {member: found.get(member, StepTime(0.0, mean / self._batch)) for member in members}
         return {m: StepTime(time.alpha_s + self.exchange_s, time.beta_s) for m, time in times.items()}

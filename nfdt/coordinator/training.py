@@ -188,7 +188,7 @@ class TrainingPhase:
         """Mark tasks as finished, requeue those that the worker has not begun, record its speed and running logs."""
         name, samples = member.name, report.samples
         computes = len(report.in_flight) > self._decisions.plan.overlap  # it has begun one task more than it has pushed
-        member.free_at = now + (self._decisions.leases.step_s(member) if computes else 0.0)
+        member.free_at = now + (self._decisions.speeds.step_s(name) or 0.0 if computes else 0.0)
         finished = (self.book.finish(name, n, samples.get(n)) for n in report.finished)
         tasks = [task for task in finished if task]
         if report.finished or report.in_flight:

@@ -117,7 +117,7 @@ class WorkerCalls:
         pass_index = getattr(request, "pass")  # a Python keyword
         coordinator = self._core.training.coordinator
         split = coordinator.take_rows(request.worker, request.iteration, pass_index, request.number)
-        return pb.TakeRowsReply() if split is None else pb.TakeRowsReply(begin=split.begin, end=split.end)
+        return pb.TakeRowsReply() if split is None else pb.TakeRowsReply(begin=split.start, end=split.stop)
 
     def _authenticate(self, request: pb.NextRequest | pb.TakeRowsRequest | pb.FetchReplyRequest) -> None:
         if worker_of(self._core.token, request.job_token) != request.worker:

@@ -108,12 +108,12 @@ class BatchSizes:
         """Record a step that ``speeds`` has measured; return whether sizes change now."""
         if worker not in self._sizes or not self._due(worker, speeds):
             return False
-        self._known |= {w for w in self._sizes if speeds.of(w)}
-        self._looked = {w: speeds.steps(w) for w in self._sizes}
-        self._changes = {w: speeds.changes(w) for w in self._sizes}
+        self._known |= {w for w in self._sizes if speeds.of(w).step_time}
+        self._looked = {w: speeds.of(w).steps for w in self._sizes}
+        self._changes = {w: speeds.of(w).changes for w in self._sizes}
         planned = self._planned(speeds)
         if self._probe is None and len(self._known) == len(self._sizes) and not self._differs(planned):
-            self._probe = [] if all(map(speeds.identified, self._sizes)) else self._tilts()
+            self._probe = [] if all(speeds.of(w).identified for w in self._sizes) else self._tilts()
         if self._probe:
             planned = self._probe.pop(0)
         elif not self._differs(planned):
@@ -133,16 +133,17 @@ class BatchSizes:
         return [*parts, *(("", min(most, total - start)) for start in range(taken, total, most))]
 
     def _due(self, worker: str, speeds: Speeds) -> bool:
-        if worker not in self._known and speeds.of(worker):
+        measured = speeds.of(worker)
+        if worker not in self._known and measured.step_time:
             return True
-        if speeds.changes(worker) > self._changes.get(worker, 0):
+        if measured.changes > self._changes.get(worker, 0):
             return True
         every = PROBE_STEPS if self._probe else LOOK_EVERY
-        return speeds.steps(worker) - self._looked.get(worker, 0) >= every
+        return measured.steps - self._looked.get(worker, 0) >= every
 
     def _planned(self, speeds: Speeds) -> dict[str, int]:
         """Return sizes with equal step times for all measured workers; the others keep theirs."""
-        times = {w: line for w in self._sizes if (line := speeds.of(w))}
+        times = {w: line for w in self._sizes if (line := speeds.of(w).step_time)}
         return self._sizes | (self._shared(sum(self._sizes[w] for w in times), times) if times else {})
 
     def _shared(self, total: int, times: Mapping[str, StepTime]) -> dict[str, int]:

@@ -130,22 +130,6 @@ class PulledTasks(TaskSource):
         return 2**62 if self._steps is None else max(0, self._steps - self._issued)
 
 
-@dataclass(frozen=True)
-class RowSplit:
-    """Rows ``[begin, end)`` of the order of a pass, which belong to one worker."""
-
-    begin: int
-    end: int
-
-
-@dataclass
-class _Last:
-    """The last request of a worker, and the answer to it."""
-
-    request: tuple[int, int]
-    split: RowSplit | None
-
-
 class RowSplits:
     """The rows of one iteration after the other; each row of a pass is given to one worker, once.
 
@@ -164,7 +148,7 @@ class RowSplits:
         self.iteration = 0
         self._rows, self._size = rows, size
         self._next: dict[int, int] = {}
-        self._last: dict[str, _Last] = {}
+        self._last: dict[str, tuple[tuple[int, int], range | None]] = {}  # request and answer of each worker
 
     def begin(self, iteration: int) -> None:
         """Begin an iteration; requests of earlier ones get nothing more."""
@@ -176,18 +160,19 @@ class RowSplits:
         """Forget the last request of a lost worker."""
         self._last.pop(worker, None)
 
-    def take(self, worker: str, iteration: int, pass_index: int, number: int) -> RowSplit | None:
+    def take(self, worker: str, iteration: int, pass_index: int, number: int) -> range | None:
         """Give the worker rows of a pass; None: all rows of the pass are taken, or the iteration is over.
 
         ``number`` counts the worker's requests of a pass: one that is repeated gets the same answer.
         """
         if iteration != self.iteration:
             return None
-        last, request = self._last.get(worker), (pass_index, number)
-        if last is not None and last.request == request:
-            return last.split
+        answered, answer = self._last.get(worker, (None, None))
+        request = pass_index, number
+        if request == answered:
+            return answer
         begin = self._next.get(pass_index, 0)
-        split = RowSplit(begin, min(begin + self._size, self._rows)) if begin < self._rows else None
-        self._next[pass_index] = split.end if split else self._rows
-        self._last[worker] = _Last(request, split)
+        split = range(begin, min(begin + self._size, self._rows)) or None
+        self._next[pass_index] = split.stop if split else self._rows
+        self._last[worker] = request, split
         return split

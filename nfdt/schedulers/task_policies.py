@@ -121,9 +121,9 @@ class ProportionalTasks(TaskPolicy):
         self, workers: Sequence[str], speeds: Speeds, size_of: Callable[[str], int]
     ) -> Mapping[str, float] | None:
         """Return the samples per second of each worker; None before all speeds are known."""
-        if any(speeds.steps(worker) < SURE_STEPS for worker in workers):
+        if any(speeds.of(worker).steps < SURE_STEPS for worker in workers):
             return None
-        lines = {worker: speeds.of(worker) for worker in workers}
+        lines = {worker: speeds.of(worker).step_time for worker in workers}
         return {worker: line.samples_per_s(size_of(worker)) for worker, line in lines.items() if line}
 
     def waiters_alike(self, consistency_alike: bool) -> bool:
@@ -148,7 +148,7 @@ class FinishTogetherTasks(TaskPolicy):
 
     def _ends_soon(self, worker: str, size: int, epoch: EpochView) -> bool:
         """Whether the worker's part of the rest may be under ``size`` steps, if speeds double before the next sum."""
-        step_s = epoch.speeds.now(worker)
+        step_s = epoch.speeds.of(worker).now
         if step_s is None or not epoch.samples_per_s:
             return True
         least_s = epoch.book.remaining * epoch.reference / (2 * epoch.samples_per_s)
@@ -167,7 +167,7 @@ def _steps_left_for(worker: LeaseHolder, epoch: EpochView) -> int:
 
 
 def _runner(worker: LeaseHolder, asks: bool, epoch: EpochView) -> Runner | None:
-    line = epoch.speeds.now(worker.name)
+    line = epoch.speeds.of(worker.name).now
     if line is None:
         return None
     held = epoch.book.held(worker.name, begun=worker.in_flight)

@@ -21,7 +21,7 @@ def test_a_step_takes_its_exchange_too():
     parts = decisions_of(10)
     for _ in range(10):
         parts.speeds.stepped(A, 1, TaskTime(0.1, 0.3))
-    described = parts.report.describe([A])[A]
+    described = parts.speeds.describe([A])[A]
     assert described["step_s"] == pytest.approx(0.4)
     assert described["step_exchange_s"] == pytest.approx(0.3)
 
