@@ -45,6 +45,11 @@ class LinkDescription(_ClusterTable):
     bandwidth_mbit: Positive | None = None
     latency_ms: NonNegative = 0.0
 
+    @property
+    def s_per_byte(self) -> float:
+        """Seconds of a byte in each direction; 0: not limited."""
+        return 8e-6 / self.bandwidth_mbit if self.bandwidth_mbit else 0.0
+
 
 class Workers(LinkDescription):
     """A number of equal workers, each with a link of its own.
@@ -143,6 +148,10 @@ class ClusterDescription(_ClusterTable):
     def each(self) -> list[Workers]:
         """Return the description of every worker, indexed by its number."""
         return [workers for workers in self.workers for _ in range(workers.count)]
+
+    def path(self, worker: Workers) -> list[LinkDescription]:
+        """Return the links between a worker and the shards: its own, that of the shards, and a shared one, if any."""
+        return [worker, self.shards, *([self.links[worker.link]] if worker.link is not None else [])]
 
     @property
     def is_relative(self) -> bool:

@@ -19,7 +19,7 @@ from nfdt.core.specs.job import JobSpec, check_groups
 from nfdt.schedulers.group_shares import FixedSizes, GroupShare
 from nfdt.schedulers.grouping import Groups
 from nfdt.simulate.events import Agenda
-from nfdt.simulate.machines import Machine, MachineGroup, Post, Share, VirtualNetwork
+from nfdt.simulate.machines import Machine, Post, VirtualNetwork
 from nfdt.simulate.roster import WorkerRoster
 from nfdt.simulate.worker import SimulatedWorker
 
@@ -145,16 +145,15 @@ class PostPlan:
     def _share_out(self, plan: GroupPlan, groups: Groups) -> None:
         self.shares = plan.shares(groups)
         for post, share in zip(self.posts, self.shares, strict=True):
-            post.share = Share(share.rows, share.rate, share.local_steps)
+            post.rows, post.rate, post.local_steps = share.rows, share.rate, share.local_steps
 
     def _posts(self, groups: Groups) -> list[Post]:
-        batch = self.spec.fit.batch_size
-        return [Post(self._group(members), Share((batch,) * len(members))) for members in groups]
-
-    def _group(self, members: tuple[int, ...]) -> MachineGroup:
-        machines = tuple(self._machines[number] for number in members)
-        inside_s = self._network.allreduce_s([machine.described for machine in machines], self._bytes)
-        return MachineGroup(machines, inside_s)
+        posts = []
+        for members in groups:
+            machines = tuple(self._machines[number] for number in members)
+            inside_s = self._network.allreduce_s([machine.described for machine in machines], self._bytes)
+            posts.append(Post(machines, inside_s, (self.spec.fit.batch_size,) * len(members)))
+        return posts
 
 
 class Regrouping:

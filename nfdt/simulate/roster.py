@@ -48,7 +48,7 @@ class WorkerRoster:
         worker = self.workers[name] = self._make(name, index, post)
         self._coordinator.joined(name, index)
         self._alive[name] = Activity(self._agenda, worker.run())
-        for machine in post.group.machines:
+        for machine in post.machines:
             fails_at_s = machine.described.fails_at_s
             if fails_at_s is not None and fails_at_s >= (self._agenda.clock.now() if since is None else since):
                 self._agenda.at(fails_at_s, lambda machine=machine: self._fail(machine, name, post))  # type: ignore[misc]

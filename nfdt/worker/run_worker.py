@@ -61,7 +61,10 @@ def run_worker(
         authority = shards.authority or None
         return connect_to(shards.shards, token=shards.token, patience=make_patience(), ca_file=authority)
 
-    context.moves.announce(_first_shards(assignment))
+    shards, authority = tuple(assignment.shards), assignment.shard_ca
+    context.moves.announce(
+        ins.MoveShards(assignment.job_id, assignment.incarnation, shards, assignment.shard_token, authority)
+    )
     client = MovableClient(context.moves, connect, make_patience)
     try:
         worker = Worker(
@@ -88,10 +91,3 @@ def run_worker(
         return worker.built
     finally:
         client.close()
-
-
-def _first_shards(assignment: pb.WorkerAssignment) -> ins.MoveShards:
-    """Return where the shards serve, by the assignment; older servers have one token for both."""
-    token = assignment.shard_token or assignment.job_token
-    shards = tuple(assignment.shards)
-    return ins.MoveShards(assignment.job_id, assignment.incarnation, shards, token, assignment.shard_ca)

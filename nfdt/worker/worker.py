@@ -29,13 +29,14 @@ from nfdt.model.backends.contract import PreparedBatch
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.training import steps
 from nfdt.model.training.data import RowArray
+from nfdt.model.training.host_batches import rows_of
 from nfdt.model.training.job_model import JobModel
 from nfdt.model.training.metric_states import numbers
+from nfdt.model.training.predict import OUTPUT_BYTES, dump_outputs
 from nfdt.model.training.sources import RowTaker
 from nfdt.model.training.steps import BuiltProgram, is_reusable
 from nfdt.transport.base import Pulled
 from nfdt.worker.driver import LoopDriver, Step
-from nfdt.worker.evaluation import Evaluation
 from nfdt.worker.loop import WorkerLoop, drive
 from nfdt.worker.movable_client import MovableClient
 from nfdt.worker.pipeline import ShardsMoved
@@ -100,7 +101,6 @@ class Worker(LoopDriver):
             built.restart(manifest, read)
         else:
             built = None
-        self._program = built.manifest if built else manifest
         self._job = JobModel(
             spec,
             manifest,
@@ -114,10 +114,13 @@ class Worker(LoopDriver):
         )
         model, layout = self._job.model, self._job.layout
         self._tables = tables
-        self._step = built.step if built else steps.make_step(model, manifest, tables)
-        self._evaluate = built.evaluate if built else steps.evaluation_step(model, layout)
-        self._predict = built.predict if built else steps.prediction_step(model, layout)
-        self._evaluation = Evaluation(self._job, self._evaluate, self._predict, self._advanced)
+        self._program = built or BuiltProgram(
+            manifest,
+            model,
+            steps.make_step(model, manifest, tables),
+            steps.evaluation_step(model, layout),
+            steps.prediction_step(model, layout),
+        )
         self._other_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{name} looks ahead")
         self._ahead: Future[ins.Instruction] | None = None  # answer to a request that was made ahead
         self._batch: tuple[Task, PreparedBatch] | None = None  # of the task that begins next
@@ -127,10 +130,7 @@ class Worker(LoopDriver):
     @property
     def built(self) -> BuiltProgram | None:
         """Program that the next job of this process may use again; None if it must not."""
-        job = self._job
-        if not is_reusable(job.manifest, job.model, self._tables):
-            return None
-        return BuiltProgram(self._program, job.model, self._step, self._evaluate, self._predict)
+        return self._program if is_reusable(self._job.manifest, self._job.model, self._tables) else None
 
     def run(self) -> None:
         """Work until the instruction to leave, or until stopped."""
@@ -203,11 +203,36 @@ class Worker(LoopDriver):
                 state = job.untrained.encode(), job.metrics.collect(), self._loop.epoch_steps
                 return ins.Report(epoch_state=ins.EpochState(instruction.epoch, *state))
             case ins.Evaluate():
-                weights = self.pipeline.weights().weights
-                return ins.Report(evaluated=self._evaluation.answer(instruction, weights))
+                return ins.Report(evaluated=self._evaluated(instruction, self.pipeline.weights().weights))
             case ins.Summarise():
                 return ins.Report(summary=job.summarise(instruction))
         return ins.Report()
+
+    def _evaluated(self, request: ins.Evaluate, weights: Any) -> ins.Evaluated:
+        """Evaluate the model on pulled weights; a job that predicts may leave out the last tasks."""
+        job, source = self._job, self._job.validation
+        job.take_untrained(request.untrained)
+        job.begin_validation(request.epoch)
+        job.prefetch(source, request.tasks)
+        if job.spec.method == "predict":
+            return self._predicted(request, weights)
+        batches = ((batch, rows_of(batch)) for batch in (job.batch(source, task) for task in request.tasks))
+        metrics = job.evaluate(batches, lambda batch: self._program.evaluate(weights, batch), self._advanced)
+        return ins.Evaluated(request.epoch, tuple(task.task for task in request.tasks), metrics)
+
+    def _predicted(self, request: ins.Evaluate, weights: Any) -> ins.Evaluated:
+        """Predict until the outputs fill an answer; the tasks that are left out are leased again."""
+        outputs: dict[int, list[Array]] = {}
+        done, size = [], 0
+        for task in request.tasks:
+            batch = self._job.batch(self._job.validation, task)
+            outputs[task.start] = leaves = self._program.predict(weights, batch)
+            done.append(task.task)
+            self._advanced()
+            size += sum(leaf.nbytes for leaf in leaves)
+            if size >= OUTPUT_BYTES:
+                break
+        return ins.Evaluated(request.epoch, tuple(done), dump_outputs(outputs))
 
     def move(self) -> None:
         """Connect to the shards announced last."""
@@ -247,7 +272,7 @@ class Worker(LoopDriver):
         prepared, self._batch = self._batch, None
         if prepared is not None and prepared[0] == task:
             return prepared[1]
-        return self._step.prepare(self._job.batch(self._job.train, task))
+        return self._program.step.prepare(self._job.batch(self._job.train, task))
 
     def compute(self, task: Task, held: Pulled) -> Step:
         """Compute a gradient, which may be lengthened by emulation."""
@@ -256,7 +281,7 @@ class Worker(LoopDriver):
         if is_first:
             note_start(self._name, "first step begins")
         version = self._job.first_update + held.versions[0]
-        result = self._step(held.weights, batch, version=version, share=task.share_of(batch.samples))
+        result = self._program.step(held.weights, batch, version=version, share=task.share_of(batch.samples))
         gradient: Any = result.gradient if isinstance(result.gradient, RowVector) else np.asarray(result.gradient)
         if is_first:
             note_start(self._name, "first gradient")
