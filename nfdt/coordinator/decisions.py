@@ -13,9 +13,10 @@ from nfdt.coordinator.progress import Throttle
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work.instructions import TaskTime
 from nfdt.planning import PlanChoice
-from nfdt.schedulers import LeaseBook, Speeds, StepTime, lease_size
 from nfdt.schedulers.batch_policies import FixedBatch, LocalSizes, find_batch_policy
+from nfdt.schedulers.leases import LeaseBook
 from nfdt.schedulers.task_policies import DynamicTasks, EpochView, TaskPolicy, make_task_policy
+from nfdt.schedulers.throughput import Speeds, StepTime, lease_size
 
 LEASE_S = 0.2
 AHEAD_STEPS = 2  # steps of a worker that must be left after its lease, if it requests the next one early

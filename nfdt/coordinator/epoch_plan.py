@@ -6,21 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nfdt.core.order import order_crc
 from nfdt.core.specs.job import EpochProgress, JobSpec
 from nfdt.core.work.instructions import Supply
 from nfdt.model.training.metric_states import merge_metric_states
-from nfdt.schedulers import (
-    FedTasks,
-    LeaseBook,
-    PlannedTasks,
-    Position,
-    SizedTasks,
-    TaskPlan,
-    TaskSource,
-    order_crc,
-)
 from nfdt.schedulers.batch_policies import LocalSizes
+from nfdt.schedulers.leases import LeaseBook
 from nfdt.schedulers.pulled import PulledTasks, RowSplits
+from nfdt.schedulers.sized_tasks import SizedTasks
+from nfdt.schedulers.sources import FedTasks, PlannedTasks, TaskSource
+from nfdt.schedulers.tasks import Position, TaskPlan
 
 
 @dataclass(frozen=True)

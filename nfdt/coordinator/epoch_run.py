@@ -26,7 +26,8 @@ from nfdt.core.work.instructions import (
     Wait,
 )
 from nfdt.model.training.metric_states import merge_metric_states
-from nfdt.schedulers import LeaseBook, lease_size
+from nfdt.schedulers.leases import LeaseBook
+from nfdt.schedulers.throughput import lease_size
 
 VALIDATION_LEASE_S = 1.0  # seconds per lease: workers report often, and a lost one holds few rows
 LEAST_S = 1e-6

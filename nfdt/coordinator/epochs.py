@@ -14,7 +14,7 @@ from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.clock import Clock
 from nfdt.core.errors import ProtocolError
 from nfdt.core.work.instructions import BeginEpoch, EpochDone, Failed, Leave, TrainingDone
-from nfdt.schedulers import FedTasks
+from nfdt.schedulers.sources import FedTasks
 
 MOST_BYTES = 2**30
 """Largest amount of batches that a job keeps: those that wait, are computed, or that no snapshot of the shards has."""

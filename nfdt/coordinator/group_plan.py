@@ -8,10 +8,10 @@ from typing import Any
 
 from nfdt.core.specs.algorithm import explicit_groups, wanted_groups
 from nfdt.core.specs.job import JobSpec
-from nfdt.schedulers import Speeds, StepTime
 from nfdt.schedulers.group_shares import GroupShare, share_out
 from nfdt.schedulers.grouping import Groups, Hysteresis, choose, divide, pays
 from nfdt.schedulers.ring_network import RingLink, RingNetwork
+from nfdt.schedulers.throughput import Speeds, StepTime
 
 IMPASSABLE = RingLink(latency_s=1e6, s_per_byte=0.0)  # so slow that no group spans machines if it can be avoided
 

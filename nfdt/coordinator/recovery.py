@@ -12,7 +12,7 @@ from nfdt.coordinator.failover import Fail, FailoverMachine, Resume, Seek
 from nfdt.coordinator.membership import Membership
 from nfdt.core.clock import Clock
 from nfdt.core.specs.job import EpochProgress
-from nfdt.schedulers import LeaseBook
+from nfdt.schedulers.leases import LeaseBook
 
 COST_SHARE = 0.02  # largest part of the time that snapshots may take
 QUIET_S = 60.0  # limit of the wait for the end of a round

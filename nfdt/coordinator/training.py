@@ -8,7 +8,8 @@ from nfdt.coordinator.decisions import Decisions
 from nfdt.coordinator.membership import Member, Membership
 from nfdt.coordinator.progress import RunningLogs
 from nfdt.core.work.instructions import BeginEpoch, Instruction, Report, TaskTime, Wait, Work
-from nfdt.schedulers import LeaseBook, Task
+from nfdt.core.work.tasks import Task
+from nfdt.schedulers.leases import LeaseBook
 
 LEASE_BUDGET_S = 0.25  # seconds, slightly more than the target of a lease
 

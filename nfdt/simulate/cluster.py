@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.job import MAX_SHARDS, MAX_WORKERS
-from nfdt.schedulers import StepTime
+from nfdt.schedulers.throughput import StepTime
 
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]

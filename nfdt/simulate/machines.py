@@ -13,8 +13,8 @@ import numpy as np
 
 from nfdt.coordinator.online_planner import ShardLoad
 from nfdt.planning import Cluster, SharedLink, WorkerCost
-from nfdt.schedulers import StepTime
 from nfdt.schedulers.ring_network import ONE_MACHINE, RingLink, RingNetwork
+from nfdt.schedulers.throughput import StepTime
 from nfdt.simulate.cluster import ClusterDescription, LinkDescription, Workers
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from nfdt.core.arrays.layout import Array
+from nfdt.core.work.tasks import Task
 from nfdt.model.backends.lanes import BatchedStep, GradientLane, LaneBatch, LaneResult
 from nfdt.model.training.data import ArraySource
 from nfdt.model.training.job_model import JobModel, samples_of
-from nfdt.schedulers import Task
 from nfdt.transport.base import Pulled
 
 _log = logging.getLogger(__name__)

@@ -16,9 +16,9 @@ import numpy as np
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work import instructions as ins
+from nfdt.core.work.tasks import Task
 from nfdt.model.training.job_model import samples_of
 from nfdt.model.training.ring_rate import ring_rate
-from nfdt.schedulers import Task
 from nfdt.schedulers.proportions import proportional_split
 from nfdt.shard.in_process import InProcessClient, Leaving, reply_bytes
 from nfdt.shard.store import ShardStore

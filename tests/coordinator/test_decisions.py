@@ -9,8 +9,10 @@ from nfdt.coordinator.decisions import Decisions, batch_sizes, stream_warning
 from nfdt.coordinator.membership import Member
 from nfdt.coordinator.online_planner import ShardLoad
 from nfdt.core.work.instructions import TaskTime
-from nfdt.schedulers import LeaseBook, PlannedTasks, TaskPlan
 from nfdt.schedulers.group_shares import FixedSizes
+from nfdt.schedulers.leases import LeaseBook
+from nfdt.schedulers.sources import PlannedTasks
+from nfdt.schedulers.tasks import TaskPlan
 from tests.support.simulated_cluster import job
 
 BATCH = 16

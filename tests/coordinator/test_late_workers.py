@@ -6,7 +6,9 @@ from nfdt.consistency import make_policy
 from nfdt.coordinator.decisions import Decisions
 from nfdt.coordinator.membership import Membership
 from nfdt.core.work.instructions import TaskTime
-from nfdt.schedulers import LeaseBook, PlannedTasks, TaskPlan
+from nfdt.schedulers.leases import LeaseBook
+from nfdt.schedulers.sources import PlannedTasks
+from nfdt.schedulers.tasks import TaskPlan
 from tests.support.simulated_cluster import job
 
 A, B = "worker-0", "worker-1"

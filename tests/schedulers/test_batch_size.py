@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nfdt.schedulers import BatchSizes, Bounds, Speeds, StepTime
+from nfdt.schedulers.batch_policies import BatchSizes, Bounds
+from nfdt.schedulers.throughput import Speeds, StepTime
 
 REFERENCE = 32
 

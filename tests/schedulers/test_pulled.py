@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nfdt.schedulers import LeaseBook
+from nfdt.schedulers.leases import LeaseBook
 from nfdt.schedulers.pulled import PulledTasks, RowSplits
 
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nfdt.schedulers import Speeds, StepTime, Throughput
-from nfdt.schedulers.throughput import fit_line
+from nfdt.schedulers.throughput import Speeds, StepTime, Throughput, fit_line
 
 TIMES = st.builds(StepTime, st.floats(0, 0.5), st.floats(1e-5, 0.1))
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from nfdt.core.work.tasks import Task
 from nfdt.model.backends.lanes import LaneBatch, LaneResult
 from nfdt.model.training.data import ArraySource
-from nfdt.schedulers import Task
 from nfdt.simulate.pending import PendingGradients
 from nfdt.transport.base import Pulled
 
