@@ -145,7 +145,7 @@ class Coordinator(EpochSequence):
 
     def renew(self, spec: JobSpec, sizes: LocalSizes | None) -> None:
         """Continue the job after :meth:`retire_all` with another preset and the workers of the specification."""
-        self._planner.plan_with(spec)
+        self._planner.spec = spec
         self._decisions.renew(spec, sizes)
         self.expect(spec.cluster.workers)
 
@@ -163,7 +163,7 @@ class Coordinator(EpochSequence):
 
     def plan_with(self, spec: JobSpec) -> None:
         """Change the batch sizes of the epochs that begin from now on."""
-        self._planner.plan_with(spec)
+        self._planner.spec = spec
 
     def next(self, worker: str, report: Report | None = None) -> Instruction:
         """Process a worker's report (None: only a new request) and return its next instruction.

@@ -98,7 +98,7 @@ class EpochPlanner:
         restorable: Whether the server takes snapshots of the shards of flat topologies.
 
     Attributes:
-        spec: The job, with the batch sizes of the epochs that begin from now on.
+        spec: The job, with the batch sizes of the epochs that begin from now on; their data and order do not change.
         dataset: Iterations of a dataset that workers run; None for other data.
     """
 
@@ -176,20 +176,13 @@ class EpochPlanner:
             return None
         return begun if begun.records else begun.model_copy(update={"round": 0})
 
-    def plan_with(self, spec: JobSpec) -> None:
-        """Set the specification of the epochs that begin from now on; their data and order do not change."""
-        self.spec = spec
-
-    def feed(self) -> FedTasks | None:
-        """Return the queue of the next epoch's batches, or None if the training data are no stream."""
+    def next_feed(self, last: FedTasks | None = None) -> FedTasks | None:
+        """Return the queue of the next epoch's batches, after ``last``; None if the training data are no stream."""
         if self.spec.train.kind != "stream":
             return None
+        if last is not None:
+            self._position = last.end_position
         return FedTasks(begin=self._position, synchronous=self._synchronous)
-
-    def feed_over(self, feed: FedTasks | None) -> None:
-        """End the epoch that ``feed`` served: the next one continues its numbering."""
-        if feed is not None:
-            self._position = feed.end_position
 
     @property
     def join(self) -> Callable[[Sequence[bytes]], bytes] | None:

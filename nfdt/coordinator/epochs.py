@@ -42,7 +42,7 @@ class StreamFeed:
 
     def __init__(self, planner: EpochPlanner) -> None:
         self._planner = planner
-        self.tasks: FedTasks | None = planner.feed()
+        self.tasks: FedTasks | None = planner.next_feed()
         self.full = False
 
     def has_room(self, size: int, settled: int) -> bool:
@@ -81,8 +81,7 @@ class StreamFeed:
 
     def next_epoch(self) -> None:
         """Begin the queue of the next epoch."""
-        self._planner.feed_over(self.tasks)
-        self.tasks = self._planner.feed()
+        self.tasks = self._planner.next_feed(self.tasks)
         self.full = False
 
 

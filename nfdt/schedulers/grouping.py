@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from nfdt.schedulers.ring_network import RingNetwork, divisions, local_batches_per_s
+from nfdt.schedulers.ring_network import RingNetwork, best_cuts, divisions, local_batches_per_s
 
 SPREAD = 0.25  # fraction by which a machine may be slower than the fastest of its group
 BAND = 0.1  # fraction by which a worker may leave its group's band without effect
@@ -188,37 +188,16 @@ def _key(seconds: StepSeconds, network: RingNetwork) -> Callable[[int], tuple[fl
 def _tightest(seconds: StepSeconds, most: int, network: RingNetwork) -> list[Groups]:
     """Return the tightest intervals of the sorted workers, for each number of groups up to ``most``."""
     order = _by_speed(seconds, network)
-    return [_cut(order, borders, network) for borders in _borders([seconds[worker] for worker in order], most)]
+    logs = np.log([seconds[worker] for worker in order])
+    count = len(logs)
+    costs = np.full((count + 1, count + 1), np.inf)  # by start and stop
+    for stop in range(1, count + 1):
+        costs[:stop, stop] = np.arange(stop, 0, -1) * (logs[stop - 1] - logs[:stop])
+    return [_cut(order, borders, network) for _, borders in best_cuts(-costs, most)]
 
 
 def _cut(order: Sequence[int], borders: Sequence[int], network: RingNetwork = ONE_PLACE) -> Groups:
     return tuple(network.ordered(order[a:b]) for a, b in zip(borders, borders[1:], strict=False))
-
-
-def _borders(ascending: Sequence[float], most: int) -> list[list[int]]:
-    """Return the borders of the tightest intervals of ascending seconds, by dynamic programming.
-
-    There is one list for each number of groups up to ``most``.
-    """
-    logs = np.log(ascending)
-    count = len(logs)
-    best = np.full(count + 1, np.inf)  # least cost of the first n workers
-    best[0] = 0.0
-    starts: list[list[int]] = []
-    found = []
-    for _ in range(most):
-        reach, start = np.full(count + 1, np.inf), [0] * (count + 1)
-        for stop in range(1, count + 1):
-            costs = best[:stop] + np.arange(stop, 0, -1) * (logs[stop - 1] - logs[:stop])
-            start[stop] = int(np.argmin(costs))
-            reach[stop] = costs[start[stop]]
-        best = reach
-        starts.append(start)
-        borders = [count]
-        for earlier in reversed(starts):
-            borders.append(earlier[borders[-1]])
-        found.append(borders[::-1])
-    return found
 
 
 def _relative(seconds: Sequence[float]) -> list[float]:

@@ -84,7 +84,7 @@ class TaskPolicy:
 
     def waiters_alike(self, consistency_alike: bool) -> bool:
         """Return whether waiting workers can proceed only all at once; the argument is the consistency policy's."""
-        return True
+        return consistency_alike or not self.divides
 
 
 class DynamicTasks(TaskPolicy):
@@ -105,10 +105,6 @@ class StaticTasks(TaskPolicy):
         """Return equal shares."""
         return dict.fromkeys(workers, 1.0)
 
-    def waiters_alike(self, consistency_alike: bool) -> bool:
-        """Return the value of the consistency policy."""
-        return consistency_alike
-
 
 class ProportionalTasks(TaskPolicy):
     """Shares in proportion to the speeds of workers, as soon as all speeds are known."""
@@ -125,10 +121,6 @@ class ProportionalTasks(TaskPolicy):
             return None
         lines = {worker: speeds.of(worker).step_time for worker in workers}
         return {worker: line.samples_per_s(size_of(worker)) for worker, line in lines.items() if line}
-
-    def waiters_alike(self, consistency_alike: bool) -> bool:
-        """Return the value of the consistency policy."""
-        return consistency_alike
 
 
 class FinishTogetherTasks(TaskPolicy):

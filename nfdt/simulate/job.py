@@ -27,7 +27,7 @@ from nfdt.simulate.cluster import ClusterDescription
 from nfdt.simulate.events import Agenda, Signal
 from nfdt.simulate.local_steps import LocalOptimizer, LocalWorker
 from nfdt.simulate.machines import Machine, Post, VirtualNetwork
-from nfdt.simulate.post_plan import PostPlan, Regrouping, simulated
+from nfdt.simulate.post_plan import PostPlan, simulated
 from nfdt.simulate.record import Record
 from nfdt.simulate.roster import WaitingWorkers, WorkerRoster
 from nfdt.simulate.shards import LocalShards
@@ -87,17 +87,15 @@ class SimulatedJob:
         self.coordinator = Coordinator(
             self._post_plan.seen, self._post_plan.policy, clock, self._merger, self._post_plan.sizes, held=True
         )
-        self._roster = WorkerRoster(self.agenda, self.coordinator, self._worker, self._stir)
+        self._roster = WorkerRoster(
+            self.agenda, self.coordinator, self._post_plan, self._network, self._worker, self._stir, self.emit
+        )
         alike = make_task_policy(spec.algorithm.tasks).waiters_alike(self._post_plan.policy.facts.waiters_alike)
         self._waiting = WaitingWorkers(self.agenda, self.coordinator, alike=alike)
         self._events: list[Event] = []
         self._settling = self._ended = False
         self._fed: tuple[int, Iterator[EncodedBatch]] | None = None
-        self._regrouping = Regrouping(
-            self.agenda, self.coordinator, self._post_plan, self._roster, self._network, self.emit
-        )
-        self._regrouping.start_workers("as described")
-        self._stir()
+        self._roster.start_all("as described")
 
     @property
     def spec(self) -> JobSpec:
@@ -245,7 +243,7 @@ class SimulatedJob:
 
     def end_epoch(self, epoch: int, decision: ins.CallbackDecision | None) -> None:
         """Form other workers, if that saves time; simulated jobs have no callbacks on workers."""
-        self._regrouping.review()
+        self._roster.regroup()
 
     def fail(self, reason: str) -> None:
         """End the job as failed."""

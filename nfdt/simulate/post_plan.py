@@ -5,22 +5,17 @@ Between two epochs they may change to groups, or to other groups, as on the job 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
 
 from nfdt.consistency import ConsistencyPolicy
-from nfdt.coordinator.coordinator import Coordinator
-from nfdt.coordinator.group_plan import GroupPlan, groups_event
-from nfdt.coordinator.online_planner import WORLDS_S, plan_event
+from nfdt.coordinator.group_plan import GroupPlan
+from nfdt.coordinator.online_planner import WORLDS_S
 from nfdt.coordinator.topology_view import grouped, view_of
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.job import JobSpec, check_groups
 from nfdt.schedulers.group_shares import FixedSizes, GroupShare
 from nfdt.schedulers.grouping import Groups
-from nfdt.simulate.events import Agenda
 from nfdt.simulate.machines import Machine, Post, VirtualNetwork
-from nfdt.simulate.roster import WorkerRoster
 from nfdt.simulate.worker import SimulatedWorker
 
 MEASURED_STEPS = 20  # of each machine before groups are formed, half of them with a quarter of the rows
@@ -94,7 +89,7 @@ class PostPlan:
             self._plan.measured(str(machine), samples, seconds)
 
     def seated(self) -> None:
-        """Set the groups' batch sizes by worker name; called once every post has a worker."""
+        """Set the groups' batch sizes by worker name, once every post has a worker."""
         if self.sizes is not None:
             batches = [share.batch for share in self.shares]
             self.sizes.state({post.worker: batch for post, batch in zip(self.posts, batches, strict=True)})
@@ -154,68 +149,6 @@ class PostPlan:
             inside_s = self._network.allreduce_s([machine.described for machine in machines], self._bytes)
             posts.append(Post(machines, inside_s, (self.spec.fit.batch_size,) * len(members)))
         return posts
-
-
-class Regrouping:
-    """Regrouping by the servers' own planner after every epoch; creates the workers of its plan.
-
-    Args:
-        agenda: The virtual clock and its events.
-        coordinator: Coordinator; decides when flat workers become groups.
-        plan: Plan of the posts; decides which machines work together.
-        roster: Workers of the job.
-        network: Network with the load of the shards.
-        emit: Appends an event.
-    """
-
-    def __init__(
-        self,
-        agenda: Agenda,
-        coordinator: Coordinator,
-        plan: PostPlan,
-        roster: WorkerRoster,
-        network: VirtualNetwork,
-        emit: Callable[[str, Mapping[str, Any]], None],
-    ) -> None:
-        self._agenda, self._coordinator, self._plan = agenda, coordinator, plan
-        self._roster, self._network, self._emit = roster, network, emit
-
-    def start_workers(self, reason: str, since: float | None = None) -> None:
-        """Create a worker for every post; its machines may have failed from virtual second ``since`` on."""
-        for post in self._plan.posts:
-            self._roster.start_worker(post, since)
-        self._plan.seated()
-        if shares := self._plan.shares:
-            self._emit("groups", groups_event(shares, reason))
-
-    def review(self) -> None:
-        """Form other workers after an epoch, if that saves time."""
-        coordinator, plan, living = self._coordinator, self._plan, self._roster.living
-        remaining_s = coordinator.epoch_s * (plan.spec.fit.epochs - coordinator.epoch)
-        if coordinator.phase != "hold" or remaining_s <= 0:
-            return
-        if plan.review(living, remaining_s):
-            self._replace_all("speeds have changed")
-            coordinator.expect(len(plan.posts))
-        elif plan.may_turn and len(living) == len(self._roster.workers):
-            load = replace(self._network.load, weights=plan.weights)
-            choice = coordinator.plan_groups(load, remaining_s, plan.machines_of(living))
-            if choice is not None:
-                plan.turn(choice.preset.groups)
-                self._emit("plan", plan_event(choice))
-                self._replace_all("planned")
-                coordinator.renew(plan.seen, plan.sizes)
-
-    def _replace_all(self, reason: str) -> None:
-        """Replace all workers; no worker trains while the worlds of the groups start."""
-        since = self._agenda.clock.now()
-        self._coordinator.retire_all()
-        self._roster.retire_all()
-        self._agenda.after(WORLDS_S, lambda: self._come_up(reason, since))
-
-    def _come_up(self, reason: str, since: float) -> None:
-        self.start_workers(reason, since)
-        self._roster.changed()
 
 
 def _check(spec: JobSpec) -> None:
