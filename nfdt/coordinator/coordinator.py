@@ -110,7 +110,7 @@ class Coordinator(EpochSequence):
             self._effects.emit("worker_lost", worker=worker, reason=reason, requeued=requeued)
         self._effects.add(ForgetWorker(worker, self.run.training.book.doubtful(worker) if self.run else ()))
         if self._planner.dataset is not None:
-            self._planner.dataset.splits.forget(worker)
+            self._planner.dataset.splits.remove(worker)
         self.advance()
 
     def forgotten(self, worker: str, applied: Sequence[Collection[int]]) -> None:

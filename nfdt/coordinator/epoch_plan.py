@@ -13,8 +13,7 @@ from nfdt.model.training.metric_states import merge_metric_states
 from nfdt.schedulers.batch_policies import LocalSizes
 from nfdt.schedulers.leases import LeaseBook
 from nfdt.schedulers.pulled import PulledTasks, RowSplits
-from nfdt.schedulers.sized_tasks import SizedTasks
-from nfdt.schedulers.sources import FedTasks, PlannedTasks, TaskSource
+from nfdt.schedulers.sources import FedTasks, PlannedTasks, SizedTasks, TaskSource
 from nfdt.schedulers.tasks import Position, TaskPlan
 
 

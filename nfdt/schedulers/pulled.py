@@ -156,8 +156,8 @@ class RowSplits:
         self._next.clear()
         self._last.clear()
 
-    def forget(self, worker: str) -> None:
-        """Forget the last request of a lost worker."""
+    def remove(self, worker: str) -> None:
+        """Remove a lost worker; the rows that it has taken are not given again."""
         self._last.pop(worker, None)
 
     def take(self, worker: str, iteration: int, pass_index: int, number: int) -> range | None:

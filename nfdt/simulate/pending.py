@@ -38,8 +38,8 @@ class PendingGradients:
         source = job.train
         self._on_device = isinstance(source, ArraySource) and step.hold(source.batch(slice(0, source.samples)))
 
-    def forget(self) -> None:
-        """Forget all gradients."""
+    def clear(self) -> None:
+        """Drop all gradients, which no worker needs any more."""
         self._lanes.clear()
 
     def add(self, held: Pulled, state: list[Array], tasks: Sequence[Task]) -> GradientLane | None:

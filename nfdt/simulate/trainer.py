@@ -81,7 +81,7 @@ class Trainer:
         """Reset the state of an earlier job; the new job has the same data and program, but may differ otherwise."""
         self._job.use(spec)
         if self._pending is not None:
-            self._pending.forget()
+            self._pending.clear()
         self._states: dict[int, list[Array]] = {}
         self._untrained: dict[int, UntrainedState] = {}
         self._loaded: int | None = None

@@ -187,7 +187,7 @@ class SimulatedWorker(LoopDriver):
             self.statistics.wait_s += self._clock() - began
         yield from self.client.come_back(0)
         if isinstance(instruction, ins.Evaluate):
-            self.pipeline.forget()  # every lease pulls, without virtual time
+            self.pipeline.discard_weights()  # every lease pulls, without virtual time
         return instruction
 
     def ask_ahead(self, report: ins.Report) -> None:
@@ -202,7 +202,7 @@ class SimulatedWorker(LoopDriver):
 
         Activity(self.agenda, request())
 
-    def take_ahead(self) -> ActivitySteps:
+    def await_ahead(self) -> ActivitySteps:
         """Wait for the instruction that was requested ahead."""
         assert self._ahead is not None
         instruction = yield self._ahead
@@ -230,11 +230,11 @@ class SimulatedWorker(LoopDriver):
         self.pipeline.weights()
         yield from self.client.come_back(self.client.bytes_received - before)
 
-    def settle(self, unanswered: int) -> ActivitySteps:
+    def await_replies(self, unanswered: int) -> ActivitySteps:
         """Wait for replies."""
         while self.client.unanswered > unanswered:
             yield self.client.answer()
-        answers = self.pipeline.settle(unanswered)
+        answers = self.pipeline.await_replies(unanswered)
         for tasks, pushed in answers:
             self.answered(self.name, tasks[-1][0].task, pushed)
         return answers

@@ -78,7 +78,7 @@ class LoopDriver:
     def ask_ahead(self, report: ins.Report) -> Any:
         """Begin to send a report while a task is computed."""
 
-    def take_ahead(self) -> Any:
+    def await_ahead(self) -> Any:
         """Wait for the instruction that was requested ahead; return it, or None unless it is work."""
 
     def prepare(self, tasks: Sequence[Task]) -> Any:
@@ -101,9 +101,9 @@ class LoopDriver:
     def overlap(self, step: Step, following: Task | None) -> Any:
         """Use the time in which the push of a step travels: prepare the following task, or that of the next lease."""
 
-    def settle(self, unanswered: int) -> Any:
-        """Wait until at most so many pushes are unanswered; return the replies, as :meth:`Pipeline.settle` does."""
-        return self.pipeline.settle(unanswered)
+    def await_replies(self, unanswered: int) -> Any:
+        """Wait until at most so many pushes are unanswered; return the replies as the pipeline does."""
+        return self.pipeline.await_replies(unanswered)
 
     def execute(self, instruction: ins.Instruction) -> Any:
         """Execute an instruction as far as the loop does not; of work, take the untrained state. Return the report."""

@@ -175,7 +175,7 @@ class Worker(LoopDriver):
         request = self._request(report)
         self._ahead = self._other_thread.submit(lambda: read_instruction(self._call(request)))
 
-    def take_ahead(self) -> ins.Work | None:
+    def await_ahead(self) -> ins.Work | None:
         """Wait for the answer; any but work is dropped, because it is given again when the task is finished."""
         ahead, self._ahead = self._ahead, None
         instruction = None if ahead is None else self._waited(ahead.result)
@@ -236,7 +236,7 @@ class Worker(LoopDriver):
 
     def move(self) -> None:
         """Connect to the shards announced last."""
-        self.take_ahead()
+        self.await_ahead()
         self._batch = None
         self._client.move()
         logger.info("%s continues with the restored shards, incarnation %d", self._name, self._client.incarnation)

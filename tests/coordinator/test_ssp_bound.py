@@ -102,7 +102,7 @@ class Worker(LoopDriver):
         answer = None
         while True:
             wanted, *arguments = self.loop.send(answer)
-            while wanted == self.settle and len(self.client.sent) > arguments[0]:
+            while wanted == self.await_replies and len(self.client.sent) > arguments[0]:
                 yield
             answer = wanted(*arguments)
             yield

@@ -8,8 +8,7 @@ from nfdt.core.specs.job import EpochProgress
 from nfdt.schedulers.group_shares import FixedSizes
 from nfdt.schedulers.leases import LeaseBook
 from nfdt.schedulers.pulled import PulledTasks
-from nfdt.schedulers.sized_tasks import SizedTasks
-from nfdt.schedulers.sources import FedTasks, PlannedTasks
+from nfdt.schedulers.sources import FedTasks, PlannedTasks, SizedTasks
 from nfdt.schedulers.tasks import Position, TaskPlan
 
 

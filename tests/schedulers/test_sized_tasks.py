@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nfdt.schedulers.batch_policies import BatchSizes, Bounds
 from nfdt.schedulers.group_shares import FixedSizes
-from nfdt.schedulers.sized_tasks import SizedTasks
+from nfdt.schedulers.sources import SizedTasks
 from nfdt.schedulers.tasks import Position, TaskPlan
 
 BEGIN = Position(pass_index=2, row=4, task=100, round=7)

@@ -137,6 +137,6 @@ def test_forgotten_gradients_are_not_computed():
     step = Step()
     gradients = pending(step)
     add(gradients, 0, (0, 4))
-    gradients.forget()
+    gradients.clear()
     gradients.results(add(gradients, 1, (0, 4)))
     assert step.calls == [[1]]
