@@ -66,7 +66,7 @@ class Coordinator(EpochSequence):
         gate = Gate(-1 if spec.attended else spec.fit.epochs, held=held)
         if text := stream_warning(spec):
             effects.emit("log", worker=None, level="warning", text=text)
-        decisions = Decisions.of(spec, policy, sizes)
+        decisions = Decisions(spec, policy, sizes)
         super().__init__(planner, members, decisions, merger or StateMerger(), gate, effects, clock)
         self.recovery = Recovery(self, planner, members, effects, clock)
 
@@ -78,7 +78,7 @@ class Coordinator(EpochSequence):
     @property
     def steps_finished(self) -> int:
         """Number of finished steps of the running epoch, also where lost shards went back since then; 0 without one."""
-        return max(self.run.training.book.steps_finished, self._gate.stood_at) if self.run else 0
+        return max(self.run.training.book.steps_finished, self._gate.paused_at) if self.run else 0
 
     @property
     def waiting_tasks(self) -> int:
@@ -121,7 +121,7 @@ class Coordinator(EpochSequence):
             applied: For each shard, those of the worker's tasks that it has applied.
         """
         if self.run and self.run.training.book.resolve(worker, applied):
-            self._effects.useful(self._clock.now(), self.epoch, self.run.training)
+            self._effects.progressed(self._clock.now(), self.epoch, self.run.training)
         self.advance()
 
     def retire_all(self) -> None:
@@ -185,7 +185,7 @@ class Coordinator(EpochSequence):
             self._planner.dataset.report(worker, report.supply)
         if self.run and report and self.run.current.absorb(member, report, now):
             training = self.run.current if isinstance(self.run.current, TrainingPhase) else None
-            self._effects.useful(now, self.epoch, training)
+            self._effects.progressed(now, self.epoch, training)
             for kind, data in self._decisions.changes(self._members, now) if training is not None else ():
                 self._effects.emit(kind, **data)
         self.advance()
@@ -212,7 +212,7 @@ class Coordinator(EpochSequence):
         """
         self._gate.permit(epoch, until)
         if self.run and epoch == self.epoch:
-            self._gate.go_on(until)
+            self._gate.resume(until)
         self.advance()
 
     def replaced(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from nfdt.consistency import ConsistencyPolicy
@@ -246,9 +245,13 @@ class PlanFollower:
         self._planner = None
 
 
-@dataclass(frozen=True)
 class Decisions:
     """The parts of one job that distribute its work.
+
+    Args:
+        spec: The job.
+        policy: Consistency policy.
+        sizes: Batch sizes that another part of the job decides; None: the sizes of the job's batch policy.
 
     Attributes:
         policy: Consistency policy: which workers may proceed.
@@ -257,16 +260,9 @@ class Decisions:
         plan: Plan chosen during training.
     """
 
-    policy: ConsistencyPolicy
-    speeds: SpeedTracker
-    leases: LeaseSizer
-    plan: PlanFollower
-
-    @classmethod
-    def of(cls, spec: JobSpec, policy: ConsistencyPolicy, sizes: LocalSizes | None = None) -> Decisions:
-        """Build the parts of a job; ``sizes`` as in :class:`SpeedTracker`."""
-        speeds = SpeedTracker(spec, sizes)
-        return cls(policy, speeds, LeaseSizer(spec, policy, speeds), PlanFollower(spec, speeds))
+    def __init__(self, spec: JobSpec, policy: ConsistencyPolicy, sizes: LocalSizes | None = None) -> None:
+        self.policy, self.speeds = policy, SpeedTracker(spec, sizes)
+        self.leases, self.plan = LeaseSizer(spec, policy, self.speeds), PlanFollower(spec, self.speeds)
 
     def joined(self, worker: str) -> None:
         """Add a worker that is ready."""

@@ -45,7 +45,7 @@ class EffectQueue:
             **more,
         )
 
-    def useful(self, now: float, epoch: int, training: TrainingPhase | None) -> None:
+    def progressed(self, now: float, epoch: int, training: TrainingPhase | None) -> None:
         """Record progress and emit it if it is due; the last event of a phase is always emitted."""
         self._stall.useful(now)
         if training is not None and not training.done and self._throttle.is_due(now):

@@ -259,7 +259,7 @@ class EpochRun:
     def advance(self) -> bool:
         """Execute every transition that is due; return whether the epoch is over."""
         while True:
-            if self.current is self.training and self.training.is_due_to_stand:
+            if self.current is self.training and self.training.is_due_to_pause:
                 self.current = Collecting(self.epoch, self._taking_part(), "train")
             if not self.current.done:
                 return False
@@ -297,7 +297,7 @@ class EpochRun:
             self._collect(phase)
         elif isinstance(phase, Collecting):
             if phase.name == "train":
-                self._stand(phase)
+                self._pause(phase)
             elif not self._flushed:
                 return False
             else:
@@ -306,11 +306,11 @@ class EpochRun:
             self._summarise(merge_metric_states(phase.answers))
         return True
 
-    def _stand(self, collected: Collecting) -> None:
+    def _pause(self, collected: Collecting) -> None:
         """Publish the current state; emit that the job waits for the client and whether a step follows."""
         training = self.training
         self._merger.show(collected.untrained(training.counts), merge_metric_states(collected.metrics()))
-        training.gate.stand(training.book.steps_finished)
+        training.gate.pause(training.book.steps_finished)
         self.current = training
         self._effects.progress(self.epoch, training, pause=not training.book.done)
 

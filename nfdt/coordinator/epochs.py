@@ -191,7 +191,7 @@ class EpochSequence:
         self._stopping = True
         if self.run and self.phase == "train":
             self.run.training.book.stop()
-            self._gate.go_on(None)
+            self._gate.resume(None)
         self.advance()
 
     def fail(self, reason: str) -> None:
@@ -231,7 +231,7 @@ class EpochSequence:
         parts_of_run = self._planner, self._members, self.merger, self._effects
         self.run = EpochRun(self.epoch, training, *parts_of_run, self._callbacks)
         self._began_at = now
-        self._effects.useful(now, self.epoch, None)
+        self._effects.progressed(now, self.epoch, None)
         self._effects.emit("epoch_begin", epoch=self.epoch, steps=epoch.steps)
 
     def _end(self, run: EpochRun) -> None:

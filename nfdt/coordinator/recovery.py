@@ -147,7 +147,7 @@ class Recovery(FailoverMachine):
         now, self._epochs.suspended = self._clock.now(), False
         self._members.interrupted(now)
         redone = self._epochs.run.rewind() if self._epochs.run is not None else 0
-        self._effects.useful(now, self._epochs.epoch, None)
+        self._effects.progressed(now, self._epochs.epoch, None)
         self._epochs.advance()
         return Resume(found.seconds, redone)
 

@@ -23,7 +23,7 @@ class Gate:
 
     Attributes:
         standing: Whether the epoch is paused: the client has been notified and has not answered.
-        stood_at: Number of finished steps of the epoch at its last pause; 0 before the first one.
+        paused_at: Number of finished steps of the epoch at its last pause; 0 before the first one.
     """
 
     def __init__(self, permitted: int, *, held: bool = False) -> None:
@@ -32,7 +32,7 @@ class Gate:
         self._held, self._released = held, not held
         self._until: int | None = None  # steps of the epoch that are permitted; None: all
         self._next_until: int | None = None  # the same for the epoch that begins next
-        self.stood_at = 0
+        self.paused_at = 0
 
     # ---- epochs
 
@@ -55,7 +55,7 @@ class Gate:
 
     def begin_epoch(self) -> None:
         """Begin an epoch that has not paused yet."""
-        self.standing, self._until, self.stood_at = False, self._next_until, 0
+        self.standing, self._until, self.paused_at = False, self._next_until, 0
         self._released = not self._held
 
     # ---- steps
@@ -74,15 +74,15 @@ class Gate:
         """Whether the epoch must pause after ``finished`` steps; ``ended``: it has no more steps."""
         if self._until is None or self.standing:
             return False
-        return finished > self.stood_at and (finished >= self._until or ended)
+        return finished > self.paused_at and (finished >= self._until or ended)
 
-    def stand(self, finished: int) -> None:
+    def pause(self, finished: int) -> None:
         """Pause after ``finished`` steps, unless the gate was opened meanwhile."""
-        self.standing, self.stood_at = not self.open, finished
+        self.standing, self.paused_at = not self.open, finished
 
-    def go_on(self, until: int | None) -> None:
+    def resume(self, until: int | None) -> None:
         """Permit more steps; a number that is not greater than before has no effect."""
-        if until is None or until > self.stood_at:
+        if until is None or until > self.paused_at:
             self.standing, self._until = False, until
 
 
@@ -225,7 +225,7 @@ class TrainingPhase:
             self._divided = True
 
     @property
-    def is_due_to_stand(self) -> bool:
+    def is_due_to_pause(self) -> bool:
         """Whether the epoch must pause for the client, and it is known whether a step will follow."""
         if self.gate.open or self.book.leased:
             return False
@@ -234,7 +234,7 @@ class TrainingPhase:
     @property
     def done(self) -> bool:
         """Whether every task is finished, and the client has confirmed any pause."""
-        return self.book.done and not self.gate.standing and not self.is_due_to_stand
+        return self.book.done and not self.gate.standing and not self.is_due_to_pause
 
     def waiting_for(self) -> tuple[str, ...]:
         """Return the workers that hold tasks, or "client" during a pause."""

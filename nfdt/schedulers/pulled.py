@@ -29,11 +29,14 @@ class PulledTasks(TaskSource):
     Args:
         steps: Maximum number of steps; None: no limit.
         begin: Position at which the epoch begins.
+
+    Attributes:
+        issued: Number of batches leased, without returned ones.
     """
 
     def __init__(self, steps: int | None = None, begin: Position | None = None) -> None:
         self._steps = steps
-        self._issued = 0
+        self.issued = 0
         self._begin = begin or Position()
         self._next = self._begin.task
         self._stocks: dict[str, _Stock] = {}
@@ -55,11 +58,6 @@ class PulledTasks(TaskSource):
         """Whether the workers have no more batches."""
         return bool(self._stocks) and all(stock.exhausted for stock in self._stocks.values())
 
-    @property
-    def issued(self) -> int:
-        """Number of batches leased, without returned ones."""
-        return self._issued
-
     # ---- TaskSource
 
     def take(self, worker: str, limit: int) -> list[Task]:
@@ -71,7 +69,7 @@ class PulledTasks(TaskSource):
         stock.waiting -= count
         tasks = [Task(self._next + index, 0, 0) for index in range(count)]
         self._next += count
-        self._issued += count
+        self.issued += count
         return tasks
 
     def take_round(self) -> list[Task]:
@@ -84,7 +82,7 @@ class PulledTasks(TaskSource):
         A batch that was not begun waits at its worker, or is lost with it. One that was trained cannot be made again:
         if its update is lost, it is missing in the epoch. Of a given number of steps, another batch takes its place.
         """
-        self._issued -= len(tasks)
+        self.issued -= len(tasks)
         return ()
 
     def release(self, worker: str) -> None:
@@ -127,7 +125,7 @@ class PulledTasks(TaskSource):
 
     @property
     def _left(self) -> int:
-        return 2**62 if self._steps is None else max(0, self._steps - self._issued)
+        return 2**62 if self._steps is None else max(0, self._steps - self.issued)
 
 
 class RowSplits:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-MEGABIT = 1e6 / 8
 Division = tuple[tuple[int, ...], ...]
 
 
@@ -25,11 +24,6 @@ class RingLink:
 
     latency_s: float
     s_per_byte: float
-
-    @classmethod
-    def of_bandwidth(cls, mbit: float, latency_s: float) -> RingLink:
-        """Return the cost on links that carry ``mbit`` millions of bits per second in each direction."""
-        return cls(latency_s, 1 / (mbit * MEGABIT))
 
     @classmethod
     def fitted(cls, measured: Iterable[tuple[int, int, float]]) -> RingLink:

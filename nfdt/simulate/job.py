@@ -83,14 +83,14 @@ class SimulatedJob:
         self._post_plan = PostPlan(spec, machines, self._network, self.trainer.layout.size)
         self.shards = LocalShards(spec, manifest, state, len(self._post_plan.posts))
         self._local = LocalOptimizer(manifest, state) if pushes_differences(spec.algorithm) else None
-        clock = self.agenda.clock
+        policy = view_of(self.spec).policy(self.spec)
         self.coordinator = Coordinator(
-            self._post_plan.seen, self._post_plan.policy, clock, self._merger, self._post_plan.sizes, held=True
+            self._post_plan.seen, policy, self.agenda, self._merger, self._post_plan.sizes, held=True
         )
         self._roster = WorkerRoster(
             self.agenda, self.coordinator, self._post_plan, self._network, self._worker, self._stir, self.emit
         )
-        alike = make_task_policy(spec.algorithm.tasks).waiters_alike(self._post_plan.policy.facts.waiters_alike)
+        alike = make_task_policy(spec.algorithm.tasks).waiters_alike(policy.facts.waiters_alike)
         self._waiting = WaitingWorkers(self.agenda, self.coordinator, alike=alike)
         self._events: list[Event] = []
         self._settling = self._ended = False
@@ -120,7 +120,7 @@ class SimulatedJob:
             if not self.agenda.step():
                 waiting = ", ".join(self.coordinator.waiting_for()) or "nobody"
                 raise JobFailed(
-                    f"The simulation cannot go on at {self.agenda.clock.now():.3f} virtual seconds, in phase "
+                    f"The simulation cannot go on at {self.agenda.now():.3f} virtual seconds, in phase "
                     f"{self.coordinator.phase}: it waits for {waiting}."
                 )
 
@@ -198,7 +198,7 @@ class SimulatedJob:
     def _worker(self, name: str, index: int, post: Post) -> SimulatedWorker:
         algorithm, layout = self.spec.algorithm, self.shards.layout
         roads = self._network.roads(post.machines[0].described)
-        choice = make_choice(algorithm, layout.size, clock=self.agenda.clock.now)
+        choice = make_choice(algorithm, layout.size, clock=self.agenda.now)
         stores: Any = self.shards.stores
         way = self.agenda, self._network, roads
         client = VirtualClient(stores, layout, name, *way, overlap=algorithm.overlap, choice=choice)
@@ -223,7 +223,7 @@ class SimulatedJob:
 
     def emit(self, kind: str, data: Mapping[str, Any]) -> None:
         """Append an event and add it to the record."""
-        now = self.agenda.clock.now()
+        now = self.agenda.now()
         self.record.observe(now, kind, data)
         self._events.append(Event(len(self._events) + 1, now, kind, dict(data)))  # type: ignore[arg-type]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nfdt.consistency import ConsistencyPolicy
 from nfdt.coordinator.group_plan import GroupPlan
 from nfdt.coordinator.online_planner import WORLDS_S
 from nfdt.coordinator.topology_view import grouped, view_of
@@ -32,6 +31,7 @@ class PostPlan:
 
     Attributes:
         spec: Current specification of the job.
+        weights: Elements of the model.
         posts: One post per worker, in order.
         sizes: Batch sizes of the groups; None without groups.
         shares: Share of each group, in the order of ``posts``; empty without groups.
@@ -42,7 +42,8 @@ class PostPlan:
 
     def __init__(self, spec: JobSpec, machines: Sequence[Machine], network: VirtualNetwork, weights: int) -> None:
         _check(spec)
-        self.spec, self._machines, self._network, self._bytes = spec, list(machines), network, 4 * weights
+        self.spec, self._machines, self._network = spec, list(machines), network
+        self.weights, self._bytes = weights, 4 * weights
         self.sizes: FixedSizes | None = None
         self.shares: tuple[GroupShare, ...] = ()
         every_machine = tuple(m.number for m in machines)
@@ -62,21 +63,6 @@ class PostPlan:
         seen = view_of(self.spec).effective_spec(self.spec, groups=len(self.posts))
         cluster = seen.cluster.model_copy(update={"workers": len(self.posts)})
         return seen.model_copy(update={"attended": True, "cluster": cluster})
-
-    @property
-    def policy(self) -> ConsistencyPolicy:
-        """Consistency policy of the job."""
-        return view_of(self.spec).policy(self.spec)
-
-    @property
-    def may_turn(self) -> bool:
-        """Whether the workers are flat and may become groups."""
-        return view_of(self.spec).may_form_groups(self.spec)
-
-    @property
-    def weights(self) -> int:
-        """Number of elements of the model."""
-        return self._bytes // 4
 
     def machines_of(self, workers: Sequence[SimulatedWorker]) -> dict[str, str]:
         """Return the name of each worker's machine; empty where it has its own and none is described."""

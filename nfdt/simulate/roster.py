@@ -9,6 +9,7 @@ from typing import Any
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.group_plan import groups_event
 from nfdt.coordinator.online_planner import WORLDS_S, plan_event
+from nfdt.coordinator.topology_view import view_of
 from nfdt.core.work import instructions as ins
 from nfdt.simulate.events import Activity, Agenda, Signal
 from nfdt.simulate.machines import Machine, Post, VirtualNetwork
@@ -71,7 +72,7 @@ class WorkerRoster:
         self._alive[name] = Activity(self._agenda, worker.run())
         for machine in post.machines:
             fails_at_s = machine.described.fails_at_s
-            if fails_at_s is not None and fails_at_s >= (self._agenda.clock.now() if since is None else since):
+            if fails_at_s is not None and fails_at_s >= (self._agenda.now() if since is None else since):
                 self._agenda.at(fails_at_s, lambda machine=machine: self._fail(machine, name, post))  # type: ignore[misc]
 
     def lose(self, name: str, reason: str) -> None:
@@ -94,7 +95,7 @@ class WorkerRoster:
         if plan.review(living, remaining_s):
             self._replace_all("speeds have changed")
             coordinator.expect(len(plan.posts))
-        elif plan.may_turn and len(living) == len(self.workers):
+        elif view_of(plan.spec).may_form_groups(plan.spec) and len(living) == len(self.workers):
             load = replace(self._network.load, weights=plan.weights)
             choice = coordinator.plan_groups(load, remaining_s, plan.machines_of(living))
             if choice is not None:
@@ -105,7 +106,7 @@ class WorkerRoster:
 
     def _replace_all(self, reason: str) -> None:
         """Replace all workers; no worker trains while the worlds of the groups start."""
-        since = self._agenda.clock.now()
+        since = self._agenda.now()
         self._coordinator.retire_all()
         for name, activity in self._alive.items():
             activity.end()

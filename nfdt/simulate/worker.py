@@ -100,7 +100,7 @@ class VirtualClient(InProcessClient):
 
     @property
     def _now(self) -> float:
-        return self._agenda.clock.now()
+        return self._agenda.now()
 
     def _split(self, size: int) -> list[int]:
         """Split the bytes of a reply over the shards in proportion to their weights."""
@@ -160,7 +160,7 @@ class SimulatedWorker(LoopDriver):
 
     def __post_init__(self) -> None:
         super().__init__(self.spec, self.client)
-        self._clock = self.agenda.clock.now
+        self._clock = self.agenda.now
         self._loop = WorkerLoop(self, self._clock)
         self.statistics = self._loop.statistics
         self._ahead: Signal | None = None  # fires with the answer to a request that was made ahead

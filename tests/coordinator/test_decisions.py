@@ -24,7 +24,7 @@ TOGETHER = {"overrides": {"tasks": "finish-together"}}
 def decisions_of(*seconds: float, preset: str = "asgd", steps: int = 12, **options) -> Decisions:
     """Return the decisions of a job whose workers have done so many steps of these seconds."""
     spec = job(preset, **{"workers": 2, "samples": 1000 * BATCH, "batch_size": BATCH, **options})
-    parts = Decisions.of(spec, make_policy(spec.algorithm))
+    parts = Decisions(spec, make_policy(spec.algorithm))
     for name, step_s in zip(NAMES, seconds, strict=False):
         parts.joined(name)
         step(parts, name, step_s, steps)

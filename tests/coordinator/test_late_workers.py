@@ -16,7 +16,7 @@ A, B = "worker-0", "worker-1"
 
 def decisions_of(samples, **overrides):
     spec = job(workers=2, samples=samples, batch_size=1, overrides=overrides)
-    return Decisions.of(spec, make_policy(spec.algorithm))
+    return Decisions(spec, make_policy(spec.algorithm))
 
 
 def test_a_step_takes_its_exchange_too():
