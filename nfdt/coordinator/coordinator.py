@@ -177,7 +177,7 @@ class Coordinator(EpochSequence):
         if not member.ready:
             self._members.set_ready(member)
             self._decisions.joined(worker)
-        if report and report.busy:
+        if report and report.busy:  # a heartbeat: it must not be answered with work, which nobody would execute
             return self.ended or Wait()
         if report:
             member.in_flight = report.in_flight
@@ -239,7 +239,7 @@ class Coordinator(EpochSequence):
     def tick(self) -> None:
         """Check the timeouts: silent workers, a job without workers, stalls."""
         now, spec = self._clock.now(), self._planner.spec
-        if not self.ended and not self.suspended:
+        if not self.ended and not self.suspended:  # workers have nothing to report while the shards are away
             for member in self._members.silent(now, spec.step_timeout_s):
                 reason = f"it was silent for more than {spec.step_timeout_s:g} s"
                 self._effects.add(GiveUp(member.name, reason))

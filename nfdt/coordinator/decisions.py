@@ -53,7 +53,7 @@ class SpeedTracker:
         sizes: Batch sizes that differ between workers, if the job has them.
         speeds: Step times of the workers.
         described: Last description of each worker, including lost ones.
-        throttle: Whether a report is due.
+        throttle: Limits how often the speeds are reported.
     """
 
     def __init__(self, spec: JobSpec, sizes: LocalSizes | None = None) -> None:
@@ -107,9 +107,8 @@ class SpeedTracker:
             }
         return {worker: self.described[worker] for worker in workers if worker in self.described}
 
-    def report(self, workers: Sequence[str], now: float) -> dict[str, dict[str, Any]] | None:
+    def report(self, workers: Sequence[str]) -> dict[str, dict[str, Any]] | None:
         """Return the speeds of these workers if one of them has changed since the last report, else None."""
-        self.throttle.restart(now)
         described = self.describe(workers)
         if not any(self._has_changed(worker, entry) for worker, entry in described.items()):
             return None
@@ -276,7 +275,7 @@ class Decisions:
 
     def changes(self, members: Membership, now: float) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the events that follow from a report of a worker: kind and data of changed speeds and of a new plan."""
-        if self.speeds.throttle.is_due(now) and (speeds := self.speeds.report(members.ready_names(), now)):
+        if self.speeds.throttle.is_due(now) and (speeds := self.speeds.report(members.ready_names())):
             yield "speed", {"workers": speeds}
         if self.plan.reported(len(members)) and (decision := self.plan.look(members.ready_names())):
             yield "plan", decision

@@ -141,6 +141,7 @@ class EpochPlanner:
     def _planned(self, epoch: int, plan: TaskPlan, ranks: Mapping[str, int], sizes: LocalSizes | None) -> Epoch:
         """Plan steps of batches of one size, or of as many rows: a round, or b0."""
         begun = self._begun(epoch) or self._progress_at(epoch, plan.begin)
+        # book.skip() below drops the trained rounds again, and numbers the others from there on.
         dropped = _source(plan, sizes).skip(begun.rows)
         plan = replace(plan, begin=replace(plan.begin, round=begun.round + 1 - dropped))
         source = _source(plan, sizes)

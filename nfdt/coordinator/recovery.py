@@ -31,7 +31,7 @@ class Recovery(FailoverMachine):
         epochs: The epochs of the job.
         planner: Tasks of each epoch.
         members: Workers of the job.
-        effects: Receives that a restored job is active.
+        effects: Queue of effects; the return of the shards counts as progress.
         clock: Clock of the job.
 
     Attributes:
@@ -99,6 +99,7 @@ class Recovery(FailoverMachine):
         """Record the end of a snapshot in any way; ``recorded``: a restarted server finds it."""
         now = self._clock.now()
         self.taking, self._failed = False, not recorded
+        # A slow store must not take more than its share of the time, however short the interval is.
         self.due_at = max(self._began_at + self._interval_s, now + (now - self._began_at) / COST_SHARE)
         self.go_on()
 

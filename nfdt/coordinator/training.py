@@ -15,7 +15,9 @@ LEASE_BUDGET_S = 0.25  # seconds, slightly more than the target of a lease
 
 
 class Gate:
-    """Permission for epochs to begin and for their steps up to a number; there the epoch pauses for the client.
+    """Gate through which the client and the server let epochs begin, and the client lets steps run up to a number.
+
+    The epoch pauses there until the client permits more steps.
 
     Args:
         permitted: Last epoch that may begin.
@@ -117,10 +119,8 @@ class TrainingPhase:
         self._decisions = decisions
         self._members = members
         self._ranks = ranks
-        self._untrained, self._given = (
-            b"",
-            set[str](),
-        )  # state that replaces the workers' own, and the workers that have it
+        self._untrained = b""  # state that replaces the workers' own
+        self._given = set[str]()  # the workers that have it
         self._divided = not gate.open  # a reserved share could keep all other workers from a permitted step
         self._divide()
 
@@ -173,6 +173,7 @@ class TrainingPhase:
 
     def _work(self, member: Member, tasks: tuple[Task, ...]) -> Work:
         untrained = b"" if member.name in self._given else self._untrained
+        # A request ahead commits to a step that the client may not have permitted yet.
         ahead = self.gate.open and self._decisions.leases.looks_ahead(member, len(tasks), self.book)
         overlap = self._decisions.plan.overlap
         return Work(self._begin.epoch, tasks, LEASE_BUDGET_S, overlap, untrained, *member.pulls, look_ahead=ahead)

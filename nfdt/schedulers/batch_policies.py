@@ -90,7 +90,7 @@ class BatchSizes:
     def joined(self, worker: str) -> None:
         """Add a worker."""
         self._sizes.setdefault(worker, self.reference)
-        self._probe = self._probe and []
+        self._probe = self._probe and []  # ends a probe under way; None, never probed, stays
 
     def left(self, worker: str) -> None:
         """Remove a worker; unknown workers are no error."""

@@ -125,6 +125,7 @@ class PulledTasks(TaskSource):
 
     @property
     def _left(self) -> int:
+        # Any number that no epoch reaches stands for no limit.
         return 2**62 if self._steps is None else max(0, self._steps - self.issued)
 
 

@@ -213,10 +213,8 @@ class SimulatedJob:
     def _ask(self, name: str, report: ins.Report) -> ins.Instruction | Signal:
         instruction = self.coordinator.next(name, report)
         self._stir()
-        if (
-            not isinstance(instruction, ins.Wait) or report.in_flight
-        ):  # a worker with pushes in flight reports them first
-            return instruction
+        if not isinstance(instruction, ins.Wait) or report.in_flight:
+            return instruction  # a worker with pushes in flight reports them first
         return self._waiting.add(name)
 
     # ---- the coordinator's effects

@@ -113,11 +113,13 @@ class PostPlan:
         """Derive step times from the machines' descriptions; real groups measure them in their first world."""
         batch = self.spec.fit.batch_size
         for machine in self._machines:
+            # Steps of two sizes tell the cost of a step from that of its rows.
             for rows in (batch, max(1, batch // 4)) * (MEASURED_STEPS // 2):
                 plan.measured(str(machine.number), rows, machine.step.seconds(rows))
 
     def _form(self, groups: Groups) -> None:
         assert self._plan is not None, "only such jobs come here"
+        # Only rows of arrays can be cut into batches of any size.
         self.sizes = FixedSizes(self.spec.fit.batch_size) if self.spec.train.kind == "arrays" else None
         self.posts = self._posts(groups)
         self._plan.settle(groups)

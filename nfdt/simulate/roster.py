@@ -110,7 +110,7 @@ class WorkerRoster:
         self._coordinator.retire_all()
         for name, activity in self._alive.items():
             activity.end()
-            self.workers[name].client.lose()
+            self.workers[name].client.lose()  # its replies in flight must not arrive at a worker that has ended
         self._alive.clear()
         self._agenda.after(WORLDS_S, lambda: self.start_all(reason, since))
 

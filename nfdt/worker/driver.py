@@ -1,4 +1,4 @@
-"""What the loop of a worker wants of its driver: a method for each, which the loop yields with its arguments."""
+"""The driver of a worker's loop: the loop yields a method of it with arguments, and is sent the result."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ class Step:
 
 
 class LoopDriver:
-    """Base class of drivers. Methods that are wanted may wait; a driver that cannot block returns generators of them.
+    """Base class of drivers.
 
-    The loop calls the first four itself.
+    The loop calls the first four methods itself. It yields the others, which may wait. Where a driver cannot block its
+    thread, such a method returns a generator.
 
     Args:
         spec: The job.

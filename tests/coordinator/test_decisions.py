@@ -215,17 +215,17 @@ def test_options_without_effect_on_a_stream_are_reported(option, warning):
 
 def test_a_speed_is_reported_when_it_is_known_and_again_when_it_has_moved():
     parts = decisions_of(0.1, 0.4, steps=3)
-    assert parts.speeds.report(NAMES, 0.0) is None
+    assert parts.speeds.report(NAMES) is None
     step(parts, FAST, 0.1, 9, exchange_s=0.025)
     row = {"samples_per_s": 160.0, "step_s": 0.1, "step_exchange_s": 0.025, "batch_size": BATCH}
-    assert parts.speeds.report(NAMES, 0.0) == {FAST: row}
-    assert parts.speeds.report(NAMES, 0.0) is None
+    assert parts.speeds.report(NAMES) == {FAST: row}
+    assert parts.speeds.report(NAMES) is None
     step(parts, FAST, 0.105, 20, exchange_s=0.025)
-    assert parts.speeds.report(NAMES, 0.0) is None
+    assert parts.speeds.report(NAMES) is None
     step(parts, FAST, 0.2, 20, exchange_s=0.025)
-    assert parts.speeds.report(NAMES, 0.0)[FAST]["samples_per_s"] == 80.0
+    assert parts.speeds.report(NAMES)[FAST]["samples_per_s"] == 80.0
     step(parts, FAST, 0.1, 20, exchange_s=0.025)
-    assert parts.speeds.report(NAMES, 0.0)[FAST]["samples_per_s"] == 160.0
+    assert parts.speeds.report(NAMES)[FAST]["samples_per_s"] == 160.0
 
 
 def test_speeds_are_reported_in_thousandths_of_samples_and_in_microseconds():
@@ -237,11 +237,11 @@ def test_speeds_are_reported_in_thousandths_of_samples_and_in_microseconds():
 
 def test_another_batch_size_is_reported():
     parts = decisions_of(0.1, 0.1)
-    assert parts.speeds.report(NAMES, 0.0)
+    assert parts.speeds.report(NAMES)
     parts.renew(job(workers=2), sizes := FixedSizes(BATCH))
     sizes.state({SLOW: BATCH + 1})
-    assert parts.speeds.report(NAMES, 0.0)[SLOW]["batch_size"] == BATCH + 1
-    assert parts.speeds.report(NAMES, 0.0) is None
+    assert parts.speeds.report(NAMES)[SLOW]["batch_size"] == BATCH + 1
+    assert parts.speeds.report(NAMES) is None
 
 
 def test_a_worker_that_is_gone_keeps_its_description():
@@ -263,8 +263,6 @@ def test_speeds_may_be_reported_once_a_second():
     parts = decisions_of()
     for now, due in ((0.0, True), (0.9, False), (1.0, True), (1.5, False), (2.0, True)):
         assert parts.speeds.throttle.is_due(now) == due
-        if due:
-            parts.speeds.report(NAMES, now)
 
 
 # ---- plans
