@@ -257,7 +257,8 @@ class Coordinator(EpochSequence):
     @property
     def handed_out(self) -> bool:
         """Whether every task of the epoch is leased: waiting workers keep waiting until one is returned."""
-        return self.run is not None and self.run.handed_out
+        run = self.run
+        return run is not None and run.current is run.training and not run.training.book.remaining
 
     def speeds(self) -> dict[str, dict[str, Any]]:
         """Return each worker's last known speed: samples per second, seconds per step and per exchange, batch size."""

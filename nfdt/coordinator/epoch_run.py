@@ -245,11 +245,6 @@ class EpochRun:
         self.current = self.training
         return self.training.rewind()
 
-    @property
-    def handed_out(self) -> bool:
-        """Whether every task of the epoch is leased, and some may be returned."""
-        return self.current is self.training and not self.training.book.remaining
-
     def waiting_for(self) -> tuple[str, ...]:
         """Return the causes of the wait: workers by name, or "shards"."""
         if isinstance(self.current, Collecting) and self.current.done:

@@ -22,7 +22,7 @@ RESTORE_S = 180.0  # limit for slots of lost shards, and for the start of all sh
 class Recovery(FailoverMachine):
     """State machine of the shards of a job, and the effects of snapshots and losses on its epochs.
 
-    Calls exclude each other as the coordinator's do. At most one snapshot is taken at a time::
+    Calls must not overlap, like those of the coordinator. At most one snapshot is taken at a time::
 
         begin_snapshot ──> snapshot_step: "wait" ... "copy" ──> go_on ──> adopt ──> end_snapshot
                                           "drop", or any failure ────────────────────────^

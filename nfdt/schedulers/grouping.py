@@ -47,7 +47,7 @@ def cluster(seconds: StepSeconds, spread: float = SPREAD) -> Groups:
 
 
 def divide(seconds: StepSeconds, groups: int, network: RingNetwork = ONE_PLACE) -> Groups:
-    """Return so many groups: the intervals of sorted workers that minimise ``sum_g |g| * log(max_g / min_g)``.
+    """Return this number of groups: the intervals of sorted workers that minimise ``sum_g |g| * log(max_g / min_g)``.
 
     On several machines it is the grouping with the least :func:`predicted_cost` among these intervals and those that
     fewer intervals, divided by machine, make.

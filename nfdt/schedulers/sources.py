@@ -78,7 +78,7 @@ class TaskSource(ABC):
 
 
 class RangedTasks(TaskSource):
-    """Part of the sources of a plan's rows: numbers of rounds or rows, in a pool or in contiguous shares of workers.
+    """Base class of the sources of a plan's rows: numbers of rounds or rows, in a pool or in workers' shares.
 
     Args:
         plan: Plan of the epoch.
