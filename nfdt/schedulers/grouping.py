@@ -146,9 +146,8 @@ class Hysteresis:
             seconds: Seconds of one step of each live worker that has been measured since the last review.
         """
         known = sorted(seconds)
-        now = _relative([seconds[worker] for worker in known])
-        then = _relative([self.seconds[worker] for worker in known])
-        current, formed = dict(zip(known, now, strict=True)), dict(zip(known, then, strict=True))
+        current = _relative({worker: seconds[worker] for worker in known})
+        formed = _relative({worker: self.seconds[worker] for worker in known})
         self._outside = self._outside + 1 if any(self._left(g, current, formed) for g in self.groups) else 0
         return self._outside >= LOOKS
 
@@ -200,6 +199,7 @@ def _cut(order: Sequence[int], borders: Sequence[int], network: RingNetwork = ON
     return tuple(network.ordered(order[a:b]) for a, b in zip(borders, borders[1:], strict=False))
 
 
-def _relative(seconds: Sequence[float]) -> list[float]:
-    mean = math.exp(sum(map(math.log, seconds)) / max(len(seconds), 1))
-    return [value / mean for value in seconds]
+def _relative(seconds: Mapping[int, float]) -> dict[int, float]:
+    """Return the seconds of each worker in units of their geometric mean."""
+    mean = math.exp(sum(map(math.log, seconds.values())) / max(len(seconds), 1))
+    return {worker: value / mean for worker, value in seconds.items()}
