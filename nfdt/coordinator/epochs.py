@@ -135,7 +135,7 @@ class EpochSequence:
 
     @property
     def phase(self) -> str:
-        """``hold`` between epochs, ``train``, ``collect``, ``validate``, ``summarise``, or ``ended`` (done or failed)."""
+        """``hold`` between epochs, ``train``, ``collect``, ``validate``, ``summarise``; ``ended`` if done or failed."""
         if self.ended:
             return "ended"
         return self.run.current.name if self.run else "hold"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.presets import BATCH_FACTS, BatchFacts
@@ -17,28 +17,36 @@ PROBE_STEPS = 6
 THRESHOLD = 0.1
 
 
-class LocalSizes(Protocol):
-    """Samples per step of each worker of a job; they may change after every step."""
+class LocalSizes:
+    """Samples per step of each worker of a job; they may change after every step.
+
+    Args:
+        reference: Samples per step of a worker without a size of its own.
+    """
+
+    def __init__(self, reference: int) -> None:
+        self.reference = reference
+        self._sizes: dict[str, int] = {}
 
     def of(self, worker: str) -> int:
         """Return the samples per step of this worker."""
-        ...
+        return self._sizes.get(worker, self.reference)
 
     def joined(self, worker: str) -> None:
         """Add a worker."""
-        ...
+        raise NotImplementedError
 
     def left(self, worker: str) -> None:
         """Remove a worker; unknown workers are no error."""
-        ...
+        raise NotImplementedError
 
     def stepped(self, worker: str, speeds: Speeds) -> bool:
         """Record a step that ``speeds`` has measured; return whether sizes change now."""
-        ...
+        return False
 
     def split(self, total: int) -> list[tuple[str, int]]:
         """Divide a round of ``total`` samples: (worker, samples), without workers that get none."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -56,7 +64,7 @@ class Bounds:
     multiple: int = 1
 
 
-class BatchSizes:
+class BatchSizes(LocalSizes):
     """Local batch sizes of a job's workers; their sum is always M * b0.
 
     A new worker takes b0. The samples of a worker that leaves are divided among the others in proportion. Sizes are
@@ -70,9 +78,8 @@ class BatchSizes:
     """
 
     def __init__(self, reference: int, bounds: Bounds = Bounds()) -> None:
-        self.reference = reference
+        super().__init__(reference)
         self.bounds = bounds
-        self._sizes: dict[str, int] = {}
         self._known: set[str] = set()
         self._looked: dict[str, int] = {}  # steps of each worker at the last review
         self._changes: dict[str, int] = {}  # its changes of speed at the last review
@@ -82,10 +89,6 @@ class BatchSizes:
     def sizes(self) -> Mapping[str, int]:
         """Samples per step of each worker."""
         return dict(self._sizes)
-
-    def of(self, worker: str) -> int:
-        """Return the samples per step of this worker."""
-        return self._sizes.get(worker, self.reference)
 
     def joined(self, worker: str) -> None:
         """Add a worker."""
