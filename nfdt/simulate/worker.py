@@ -179,13 +179,7 @@ class SimulatedWorker(LoopDriver):
 
     def ask(self, report: ins.Report) -> ActivitySteps:
         """Let a report travel, and wait for an instruction."""
-        yield from self.client.travel()
-        instruction = self.coordinate(self.name, report)
-        if isinstance(instruction, Signal):
-            began = self._clock()
-            instruction = yield instruction
-            self.statistics.wait_s += self._clock() - began
-        yield from self.client.come_back(0)
+        instruction = yield from self._requested(report)
         if isinstance(instruction, ins.Evaluate):
             self.pipeline.discard_weights()  # every lease pulls, without virtual time
         return instruction
@@ -195,12 +189,20 @@ class SimulatedWorker(LoopDriver):
         answered = self._ahead = Signal(self.agenda)
 
         def request() -> ActivitySteps:
-            yield from self.client.travel()
-            instruction = self.coordinate(self.name, report)
-            yield from self.client.come_back(0)
-            answered.fire(instruction)
+            answered.fire((yield from self._requested(report)))
 
         Activity(self.agenda, request())
+
+    def _requested(self, report: ins.Report) -> ActivitySteps:
+        """Let a report travel, and the instruction travel back, once there is one."""
+        yield from self.client.travel()
+        instruction = self.coordinate(self.name, report)
+        if isinstance(instruction, Signal):
+            began = self._clock()
+            instruction = yield instruction
+            self.statistics.wait_s += self._clock() - began
+        yield from self.client.come_back(0)
+        return instruction
 
     def await_ahead(self) -> ActivitySteps:
         """Wait for the instruction that was requested ahead."""
