@@ -39,7 +39,7 @@ ALLOWED = {
     ("hfdt/keras/compression.py", "named[wanted]"): "the compression of an allreduce, which is no codec",
     ("nfdt/planning/forecast.py", "ERRORS[name]"): "figures of the codecs among which the adaptive one chooses",
     ("nfdt/planning/forecast.py", "ERRORS[codec.name]"): "figures of the codecs among which the adaptive one chooses",
-    ("nfdt/simulate/effects.py", 'kind == "groups"'): "the kind of an event",
+    ("nfdt/simulate/record.py", 'kind == "groups"'): "the kind of an event",
 }
 
 

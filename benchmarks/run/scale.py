@@ -14,12 +14,13 @@ from benchmarks.reports.report import Report, Row, arguments
 from benchmarks.run.wire import SEED, per_second
 from benchmarks.workloads.shards import TOKEN, layout_of, serve_shard, served
 from nfdt.consistency import make_policy
-from nfdt.coordinator import Coordinator, Work
+from nfdt.coordinator.coordinator import Coordinator
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.clock import SystemClock
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.job_token import worker_token
+from nfdt.core.work.instructions import Work
 from nfdt.core.work.messages import to_reply, to_report
 from nfdt.transport.stream import StreamClient
 

@@ -14,7 +14,7 @@ from benchmarks.workloads.tasks.resnet import resnet
 from benchmarks.workloads.virtual import Trained, VirtualTraining
 from nfdt.model.backends.jax import LANES
 from nfdt.simulate.cluster import parse_cluster
-from nfdt.simulate.effects import Record
+from nfdt.simulate.record import Record
 
 SEED, RATE = 1, 0.05
 ALGORITHM = "ddc-asgd"

@@ -15,8 +15,8 @@ from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve
 from nfdt.model.program.pack import pack
 from nfdt.model.training.data import encode_npy
 from nfdt.simulate.cluster import ClusterDescription
-from nfdt.simulate.effects import Point, Record
 from nfdt.simulate.job import SimulatedJob
+from nfdt.simulate.record import Point, Record
 from nfdt.simulate.trainer import Trainer
 
 Nest = tuple[np.ndarray, np.ndarray]

@@ -173,8 +173,7 @@ class GroupJob(RingJob):
     def _timed(self, rows: int, seconds: float) -> None:
         """Record the duration of a gradient, with its emulated part."""
         began = time.perf_counter()
-        if self._emulates:
-            self._pause(rows, seconds)
+        self._emulate(rows, seconds)
         self._timer.note(rows, seconds + time.perf_counter() - began)
 
     # ---- speeds
@@ -224,9 +223,7 @@ class GroupJob(RingJob):
         began = time.perf_counter()
         self.step.probe(batch)
         seconds = time.perf_counter() - began
-        wanted = self.spec.cluster.emulate.step_s(self._number, seconds, self.spec.batch_share(rows))
-        time.sleep(wanted - seconds)
-        self._timer.note(rows, wanted)
+        self._timer.note(rows, self._emulated.lengthen(seconds, rows))
 
     def _probe_block(self, rows: int) -> None:
         before = self._timer.blocks

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import logging
 import os
-import signal
 import socket
 import time
 import zlib
@@ -27,6 +25,7 @@ from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import ProtocolError
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work import instructions as ins
+from nfdt.core.work.emulated_steps import EmulatedSteps
 from nfdt.core.work.spans import END_OF_EPOCH, EVALUATE, STEP, SpanRing
 from nfdt.core.work.statistics import BY_RANK, codec_totals, step_totals
 from nfdt.core.work.tasks import Task
@@ -40,8 +39,6 @@ from nfdt.model.training.host_batches import rows_of
 from nfdt.model.training.job_model import JobModel
 from nfdt.model.training.metric_states import merge_metric_states, numbers
 from nfdt.model.training.ring_rate import ring_rate
-
-logger = logging.getLogger(__name__)
 
 
 class RingJob:
@@ -70,6 +67,7 @@ class RingJob:
         self.spec, self._communicator = spec, communicator
         self._spans = spans or SpanRing()
         self._number = communicator.rank if number is None else number
+        self._emulated = EmulatedSteps(spec, self._number, f"rank {self._number}")
         manifest = Manifest.from_bytes(artifacts.read(spec.program))
         self._rules = manifest.untrained_rules
         self._part = JobModel(
@@ -195,7 +193,7 @@ class RingJob:
 
     def _step_on(self, tasks: list[Task], batch: Any, rows: int, total: int) -> Mapping[str, Any]:
         """Train on this rank's rows of a step of ``total``; return the logs of ``train_step``, empty without rows."""
-        return self.step(batch, weight_of(rows, total), partial(self._pause, rows) if self._emulates else None)
+        return self.step(batch, weight_of(rows, total), partial(self._emulate, rows) if self._emulated.active else None)
 
     def _whole_part(self, tasks: list[Task], source: BatchSource) -> tuple[Any, int, dict[int, int]]:
         """Return this rank's batch of a round, its rows, and the samples of each task; None without a batch."""
@@ -318,22 +316,14 @@ class RingJob:
                 "compute differently, do that."
             )
 
+    def _emulate(self, rows: int, seconds: float) -> None:
+        """Let a step of this rank end as ``emulate`` describes."""
+        self._emulated.finish(self._new_step, seconds, rows)
+
     @property
-    def _emulates(self) -> bool:
-        return bool(self.spec.cluster.emulate.model_dump(exclude_defaults=True))
-
-    def _pause(self, rows: int, seconds: float) -> None:
-        """Emulate the rank described by ``emulate``: slower, or killed at a scripted step."""
-        emulate, rank = self.spec.cluster.emulate, self._number
-        if self._is_killed():
-            logger.warning("rank %d is killed at its step %d, as emulate.fail asks", rank, self.steps + 1)
-            os.kill(os.getpid(), signal.SIGKILL)
-        wanted = emulate.step_s(rank, seconds, self.spec.batch_share(rows))
-        time.sleep(wanted - seconds)
-
-    def _is_killed(self) -> bool:
-        fail = self.spec.cluster.emulate.fail
-        return bool(fail) and f"{self._number}@{self.steps + 1}" in str(fail).split(",")
+    def _new_step(self) -> int:
+        """Number of the step that has begun, counted from 1; 0 if it is computed again."""
+        return self.steps + 1
 
 
 def global_batches(tasks: Iterable[Task]) -> list[list[Task]]:

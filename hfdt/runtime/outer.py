@@ -28,9 +28,7 @@ from nfdt.model.backends.tensorflow_step import GradientStep
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.state import State
 from nfdt.transport.base import ParameterClient, Pulled, Pushed, PushOptions
-from nfdt.transport.choice import make_choice
-from nfdt.transport.emulated_link import make_link
-from nfdt.transport.stream import StreamClient
+from nfdt.transport.stream import shard_connector
 
 Pause = Callable[[float], None]
 Connect = Callable[[ParameterLayout], ParameterClient]
@@ -53,17 +51,8 @@ def connect(
         number: Number of rank 0 among the job's workers; selects its emulated link.
         stopped: Set when the job is over.
     """
-    addresses: Sequence[str] = list(assignment.shards)
-    return StreamClient(
-        addresses,
-        layout,
-        assignment.worker,
-        assignment.job_token,
-        timeout_s=spec.step_timeout_s,
-        choice=make_choice(spec.algorithm, layout.size),
-        emulated=make_link(spec.cluster.emulate, number, stopped),
-        ca_file=assignment.shard_ca or None,
-    )
+    connect_to = shard_connector(spec, layout, assignment.worker, number, stopped)
+    return connect_to(list(assignment.shards), token=assignment.job_token, ca_file=assignment.shard_ca or None)
 
 
 class GroupExchange:

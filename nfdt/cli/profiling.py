@@ -26,7 +26,7 @@ from nfdt.model.training.host_batches import leaves, map_arrays, rows_of
 from nfdt.model.training.plain_training import EpochTimer
 from nfdt.model.training.steps import make_step
 from nfdt.planning.calibration import MeasuredEpochs, MeasuredWorker, Profile, measured_worker
-from nfdt.schedulers import StepTime
+from nfdt.schedulers.throughput import StepTime
 from nfdt.shard.building import build_store
 from nfdt.shard.in_process import InProcessClient
 

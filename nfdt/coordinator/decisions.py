@@ -1,62 +1,114 @@
-"""The parts of a job that distribute its work: consistency, speeds, leases and plan."""
+"""The distribution of a job's work: measured speeds, sizes of batches and leases, and the plan. Time is passed in."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from nfdt.consistency import ConsistencyPolicy
-from nfdt.coordinator.leasing import LeaseSizer, SpeedTracker, batch_sizes
-from nfdt.coordinator.membership import Membership
+from nfdt.coordinator.membership import Member, Membership
 from nfdt.coordinator.online_planner import LEAST_STEPS, OnlinePlanner, ShardLoad, follows_a_plan, plan_event
 from nfdt.coordinator.progress import Throttle
 from nfdt.core.specs.job import JobSpec
+from nfdt.core.work.instructions import TaskTime
 from nfdt.planning import PlanChoice
-from nfdt.schedulers.batch_policies import FixedBatch, LocalSizes
+from nfdt.schedulers.batch_policies import FixedBatch, LocalSizes, find_batch_policy
+from nfdt.schedulers.leases import LeaseBook
+from nfdt.schedulers.task_policies import DynamicTasks, EpochView, TaskPolicy, make_task_policy
+from nfdt.schedulers.throughput import Speeds, StepTime, lease_size
 
+LEASE_S = 0.2
+AHEAD_STEPS = 2  # steps of a worker that must be left after its lease, if it requests the next one early
 REPORT_EVERY_S = 1.0
 CHANGED = 0.1  # a speed that changed by a smaller fraction is not reported again
 
 
-class SpeedReport:
-    """Description of workers' speeds, with those that were reported last.
+def batch_sizes(spec: JobSpec) -> LocalSizes | None:
+    """Return the local batch sizes of a job; None if every batch has the size that ``fit`` gives."""
+    if spec.train.kind != "arrays":
+        return None
+    return find_batch_policy(spec.algorithm.batch).sizes(spec.fit.batch_size, spec.algorithm)
+
+
+def stream_warning(spec: JobSpec) -> str | None:
+    """Return a warning for options that have no effect on streamed data, or None."""
+    algorithm = spec.algorithm
+    if spec.train.sized:
+        return None
+    if algorithm.batch_facts.follows_speed:
+        return f"batch={algorithm.batch!r}: the data come in whole batches; they keep the size they come in."
+    if spec.train.planned is None and make_task_policy(algorithm.tasks).depends_on_speed:
+        return f"tasks={algorithm.tasks!r}: the client feeds the batches one by one; they are handed out as they come."
+    return None
+
+
+class SpeedTracker:
+    """Measured steps of each worker, their reports, and the batch sizes of a job that follow from them.
 
     Args:
-        tracker: Measured speeds.
+        spec: The job.
+        sizes: Batch sizes that another part of the job decides; None: the sizes of the job's batch policy.
+
+    Attributes:
+        sizes: Batch sizes that differ between workers, if the job has them.
+        speeds: Step times of the workers.
+        described: Last description of each worker, including lost ones.
+        throttle: Limits how often the speeds are reported.
     """
 
-    def __init__(self, tracker: SpeedTracker) -> None:
-        self._tracker = tracker
-        self._throttle = Throttle(REPORT_EVERY_S)
-        self._described: dict[str, dict[str, Any]] = {}
+    def __init__(self, spec: JobSpec, sizes: LocalSizes | None = None) -> None:
+        self.sizes = sizes or batch_sizes(spec)
+        self.speeds = Speeds()
+        self.described: dict[str, dict[str, Any]] = {}
+        self._reference = spec.fit.batch_size
+        self.throttle = Throttle(REPORT_EVERY_S)
         self._reported: dict[str, dict[str, Any]] = {}
 
-    @property
-    def described(self) -> dict[str, dict[str, Any]]:
-        """The last description of each worker, including lost ones."""
-        return dict(self._described)
+    def joined(self, worker: str) -> None:
+        """Add a worker."""
+        if self.sizes:
+            self.sizes.joined(worker)
+
+    def left(self, worker: str) -> None:
+        """Remove a lost worker; its last description stays."""
+        self.speeds.remove(worker)
+        if self.sizes:
+            self.sizes.left(worker)
+
+    def stepped(self, worker: str, samples: int, time: TaskTime) -> None:
+        """Record the time of a worker's step."""
+        self.speeds.measured(worker, samples, time.compute_s + time.exchange_s, time.exchange_s)
+        if self.sizes:
+            self.sizes.stepped(worker, self.speeds)
+
+    def size_of(self, worker: str) -> int:
+        """Return the number of samples of the worker's next step."""
+        return self.sizes.of(worker) if self.sizes else self._reference
+
+    def step_s(self, worker: str) -> float | None:
+        """Return the expected seconds of the worker's next step; None before they are known."""
+        line = self.speeds.of(worker).step_time
+        return None if line is None else line.seconds(self.size_of(worker))
+
+    def step_times(self, workers: Sequence[str]) -> dict[str, tuple[StepTime, float]]:
+        """Return the step time of each measured worker, and the seconds of its step that are not computation."""
+        measured = {worker: self.speeds.of(worker) for worker in workers}
+        return {worker: (line, each.exchange_s) for worker, each in measured.items() if (line := each.step_time)}
 
     def describe(self, workers: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Describe the speed of each of these workers that is measured."""
-        for worker in workers:
-            size, speeds = self._tracker.size_of(worker), self._tracker.speeds
-            if line := speeds.of(worker):
-                self._described[worker] = {
-                    "samples_per_s": round(line.samples_per_s(size), 3),
-                    "step_s": round(line.seconds(size), 6),
-                    "step_exchange_s": round(speeds.exchange_s(worker), 6),
-                    "batch_size": size,
-                }
-        return {worker: self._described[worker] for worker in workers if worker in self._described}
+        """Describe the speed of each of these workers that is measured, or was earlier."""
+        for worker, (line, exchange_s) in self.step_times(workers).items():
+            size = self.size_of(worker)
+            self.described[worker] = {
+                "samples_per_s": round(line.samples_per_s(size), 3),
+                "step_s": round(line.seconds(size), 6),
+                "step_exchange_s": round(exchange_s, 6),
+                "batch_size": size,
+            }
+        return {worker: self.described[worker] for worker in workers if worker in self.described}
 
-    def is_due(self, now: float) -> bool:
-        """Whether the last check is at least a second ago."""
-        return self._throttle.is_due(now)
-
-    def look(self, workers: Sequence[str], now: float) -> dict[str, dict[str, Any]] | None:
+    def report(self, workers: Sequence[str]) -> dict[str, dict[str, Any]] | None:
         """Return the speeds of these workers if one of them has changed since the last report, else None."""
-        self._throttle.restart(now)
         described = self.describe(workers)
         if not any(self._has_changed(worker, entry) for worker, entry in described.items()):
             return None
@@ -68,6 +120,73 @@ class SpeedReport:
         if last is None or last["batch_size"] != entry["batch_size"]:
             return True
         return bool(abs(entry["samples_per_s"] - last["samples_per_s"]) > CHANGED * last["samples_per_s"])
+
+    def renew(self, spec: JobSpec, sizes: LocalSizes | None) -> None:
+        """Continue with other batch sizes; None: every batch has the size that ``fit`` gives."""
+        self.sizes, self._reference = sizes, spec.fit.batch_size
+
+
+class LeaseSizer:
+    """Source of the shares of an epoch and the size of each lease.
+
+    Args:
+        spec: The job.
+        policy: Consistency policy.
+        tracker: Measured speeds.
+    """
+
+    def __init__(self, spec: JobSpec, policy: ConsistencyPolicy, tracker: SpeedTracker) -> None:
+        self._spec, self._policy, self._tracker = spec, policy, tracker
+        known = spec.train.planned is not None and not policy.facts.synchronous  # rows, and the worker of each
+        self._tasks: TaskPolicy = make_task_policy(spec.algorithm.tasks) if known else DynamicTasks()
+        self._samples_per_s, self._uses = 0.0, 0  # sum over all workers, and its remaining number of uses
+
+    @property
+    def divides(self) -> bool:
+        """Whether the task policy gives each worker its part of an epoch."""
+        return self._tasks.divides
+
+    def shares(self, workers: Sequence[str]) -> Mapping[str, float] | None:
+        """Return the part of an epoch that each worker computes; None: there are no shares, or not yet."""
+        return self._tasks.shares(workers, self._tracker.speeds, self._tracker.size_of)
+
+    def size(self, member: Member, members: Sequence[Member], book: LeaseBook, now: float) -> int:
+        """Return the number of tasks that the worker gets now; 0: it waits, because others finish the rest sooner."""
+        if self._spec.train.planned is None or self._policy.lease_limit is not None:
+            size = self._policy.lease_limit or 1
+        else:
+            # Sources read ahead within a lease; what exceeds the time limit is returned and leased again.
+            target_s = LEASE_S if self._spec.train.sized else 2 * LEASE_S
+            size = lease_size(book.remaining, len(members), self._tracker.step_s(member.name), target_s=target_s)
+        reference, total = self._spec.fit.batch_size, self._total_speed(members)
+        view = EpochView(members, book, self._tracker.speeds, self._tracker.size_of, reference, now, total)
+        return self._tasks.limit(size, member, view)
+
+    def looks_ahead(self, member: Member, steps: int, book: LeaseBook) -> bool:
+        """Whether the worker requests its next lease before the last of ``steps`` leased steps ends.
+
+        It thereby commits to a step that it begins later. Near the end of an epoch others may have finished that step
+        sooner, and a policy that bounds or synchronises workers decides on finished steps only.
+        """
+        facts, step_s = self._policy.facts, self._tracker.step_s(member.name)
+        if facts.synchronous or facts.bounded or self._spec.train.planned is None or not step_s:
+            return False
+        left_s = book.remaining * self._spec.fit.batch_size / max(self._samples_per_s, 1e-9)
+        return left_s > (steps + AHEAD_STEPS) * step_s
+
+    def _total_speed(self, members: Sequence[Member]) -> float:
+        """Return the sum of all workers' speeds, computed once for as many leases as there are workers."""
+        if self._uses <= 0:
+            speeds, size_of = self._tracker.speeds, self._tracker.size_of
+            lines = {m.name: line for m in members if (line := speeds.of(m.name).now)}
+            self._samples_per_s = sum(line.samples_per_s(size_of(name)) for name, line in lines.items())
+            self._uses = len(members)
+        self._uses -= 1
+        return self._samples_per_s
+
+    def renew(self, spec: JobSpec) -> None:
+        """Continue with the batch size of another specification; the task policy stays."""
+        self._spec = spec
 
 
 class PlanFollower:
@@ -83,22 +202,23 @@ class PlanFollower:
 
     def __init__(self, spec: JobSpec, tracker: SpeedTracker) -> None:
         self._tracker = tracker
-        self._planner = _make_planner(spec) if follows_a_plan(spec) else None
-        self.overlap = self._planner.preset.overlap if self._planner else spec.algorithm.overlap
+        self._planner: OnlinePlanner | None = None
+        self.overlap = spec.algorithm.overlap
+        if follows_a_plan(spec):
+            batch = spec.algorithm.batch if batch_sizes(spec) else FixedBatch.name
+            self._planner = OnlinePlanner(spec.fit.batch_size, self.overlap, batch)
+            self.overlap = self._planner.preset.overlap
         self._reports = 0  # since the last review
 
-    def reported(self) -> None:
-        """Count a report of a worker."""
+    def reported(self, workers: int) -> bool:
+        """Count a report of a worker; return whether a job of so many workers reviews its plan now."""
         self._reports += 1
-
-    def is_due(self, workers: int) -> bool:
-        """Whether a job with ``workers`` workers reviews its plan now."""
         return self._planner is not None and self._reports >= workers
 
     def look(self, workers: Sequence[str]) -> dict[str, Any] | None:
         """Return a new decision as the data of an event, or None if nothing changes."""
         self._reports = 0
-        if self._planner is None or any(self._tracker.speeds.steps(worker) < LEAST_STEPS for worker in workers):
+        if self._planner is None or any(self._tracker.speeds.of(worker).steps < LEAST_STEPS for worker in workers):
             return None
         steps = self._tracker.step_times(workers)
         choice = self._planner.look(steps) if steps else None
@@ -124,34 +244,24 @@ class PlanFollower:
         self._planner = None
 
 
-def _make_planner(spec: JobSpec) -> OnlinePlanner:
-    batch = spec.algorithm.batch if batch_sizes(spec) else FixedBatch.name
-    return OnlinePlanner(spec.fit.batch_size, spec.algorithm.overlap, batch)
-
-
-@dataclass(frozen=True)
 class Decisions:
     """The parts of one job that distribute its work.
+
+    Args:
+        spec: The job.
+        policy: Consistency policy.
+        sizes: Batch sizes that another part of the job decides; None: the sizes of the job's batch policy.
 
     Attributes:
         policy: Consistency policy: which workers may proceed.
         speeds: Measured speeds and batch sizes.
         leases: Shares of epochs and sizes of leases.
-        report: Speeds as event data.
         plan: Plan chosen during training.
     """
 
-    policy: ConsistencyPolicy
-    speeds: SpeedTracker
-    leases: LeaseSizer
-    report: SpeedReport
-    plan: PlanFollower
-
-    @classmethod
-    def of(cls, spec: JobSpec, policy: ConsistencyPolicy, sizes: LocalSizes | None = None) -> Decisions:
-        """Build the parts of a job; ``sizes`` as in :class:`SpeedTracker`."""
-        speeds = SpeedTracker(spec, sizes)
-        return cls(policy, speeds, LeaseSizer(spec, policy, speeds), SpeedReport(speeds), PlanFollower(spec, speeds))
+    def __init__(self, spec: JobSpec, policy: ConsistencyPolicy, sizes: LocalSizes | None = None) -> None:
+        self.policy, self.speeds = policy, SpeedTracker(spec, sizes)
+        self.leases, self.plan = LeaseSizer(spec, policy, self.speeds), PlanFollower(spec, self.speeds)
 
     def joined(self, worker: str) -> None:
         """Add a worker that is ready."""
@@ -159,16 +269,15 @@ class Decisions:
         self.speeds.joined(worker)
 
     def left(self, worker: str) -> None:
-        """Forget a worker."""
+        """Remove a lost worker."""
         self.policy.left(worker)
         self.speeds.left(worker)
 
     def changes(self, members: Membership, now: float) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the events that follow from a report of a worker: kind and data of changed speeds and of a new plan."""
-        if self.report.is_due(now) and (speeds := self.report.look(members.ready_names(), now)):
+        if self.speeds.throttle.is_due(now) and (speeds := self.speeds.report(members.ready_names())):
             yield "speed", {"workers": speeds}
-        self.plan.reported()
-        if self.plan.is_due(len(members)) and (decision := self.plan.look(members.ready_names())):
+        if self.plan.reported(len(members)) and (decision := self.plan.look(members.ready_names())):
             yield "plan", decision
 
     def renew(self, spec: JobSpec, sizes: LocalSizes | None) -> None:

@@ -6,21 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nfdt.core.order import order_crc
 from nfdt.core.specs.job import EpochProgress, JobSpec
 from nfdt.core.work.instructions import Supply
 from nfdt.model.training.metric_states import merge_metric_states
-from nfdt.schedulers import (
-    FedTasks,
-    LeaseBook,
-    PlannedTasks,
-    Position,
-    SizedTasks,
-    TaskPlan,
-    TaskSource,
-    order_crc,
-)
 from nfdt.schedulers.batch_policies import LocalSizes
-from nfdt.schedulers.pulled import PulledTasks, RowSplit, RowSplits
+from nfdt.schedulers.leases import LeaseBook
+from nfdt.schedulers.pulled import PulledTasks, RowSplits
+from nfdt.schedulers.sources import FedTasks, PlannedTasks, SizedTasks, TaskSource
+from nfdt.schedulers.tasks import Position, TaskPlan
 
 
 @dataclass(frozen=True)
@@ -50,13 +44,16 @@ class DatasetEpochs:
 
     Args:
         spec: The job.
+
+    Attributes:
+        splits: Rows of the current iteration, which workers take.
     """
 
     def __init__(self, spec: JobSpec) -> None:
         assert spec.train.rows is not None
         self._steps = spec.fit.steps_per_epoch
         self._batches = spec.train.batches
-        self._splits = RowSplits(spec.train.rows, spec.train.split)
+        self.splits = RowSplits(spec.train.rows, spec.train.split)
         self._tasks: PulledTasks | None = None
         self._trained = 0  # batches of the iteration, in earlier epochs
 
@@ -64,11 +61,6 @@ class DatasetEpochs:
     def steps(self) -> int | None:
         """Number of steps of an epoch; None: unknown."""
         return self._batches if self._steps is None else self._steps
-
-    @property
-    def iteration(self) -> int:
-        """Number of the current iteration."""
-        return self._splits.iteration
 
     @property
     def ran_out(self) -> bool:
@@ -82,23 +74,15 @@ class DatasetEpochs:
         if last is not None:
             self._trained += last.issued
         if last is None or self._steps is None or self._is_over(last):
-            self._splits.begin(0 if last is None else self.iteration + 1)
+            self.splits.begin(0 if last is None else self.splits.iteration + 1)
             self._trained = 0
         self._tasks = PulledTasks(self._steps, None if last is None else last.end_position)
         return self._tasks
 
     def report(self, worker: str, supply: Supply) -> None:
         """Record the batches that a worker has."""
-        if self._tasks is not None and supply.iteration == self.iteration:
+        if self._tasks is not None and supply.iteration == self.splits.iteration:
             self._tasks.report(worker, supply.waiting, supply.over)
-
-    def take_rows(self, worker: str, iteration: int, pass_index: int, number: int) -> RowSplit | None:
-        """Give the worker rows; see :meth:`~nfdt.schedulers.pulled.RowSplits.take`."""
-        return self._splits.take(worker, iteration, pass_index, number)
-
-    def forget(self, worker: str) -> None:
-        """Forget a lost worker."""
-        self._splits.forget(worker)
 
     def _is_over(self, tasks: PulledTasks) -> bool:
         return tasks.ran_out or (self._batches is not None and self._trained >= self._batches)
@@ -113,7 +97,7 @@ class EpochPlanner:
         restorable: Whether the server takes snapshots of the shards of flat topologies.
 
     Attributes:
-        spec: The job, with the batch sizes of the epochs that begin from now on.
+        spec: The job, with the batch sizes of the epochs that begin from now on; their data and order do not change.
         dataset: Iterations of a dataset that workers run; None for other data.
     """
 
@@ -140,7 +124,7 @@ class EpochPlanner:
             feed.parts = parts
             return Epoch(self._book(feed, rounds=self._synchronous), self.spec.train.batches, 0, ranks)
         if (dataset := self.dataset) is not None:
-            return Epoch(self._book(dataset.begin(), counted=True), dataset.steps, 0, ranks, dataset.iteration)
+            return Epoch(self._book(dataset.begin(), counted=True), dataset.steps, 0, ranks, dataset.splits.iteration)
         return self._planned(epoch, self._plan(epoch, parts), ranks, sizes)
 
     @property
@@ -157,6 +141,7 @@ class EpochPlanner:
     def _planned(self, epoch: int, plan: TaskPlan, ranks: Mapping[str, int], sizes: LocalSizes | None) -> Epoch:
         """Plan steps of batches of one size, or of as many rows: a round, or b0."""
         begun = self._begun(epoch) or self._progress_at(epoch, plan.begin)
+        # book.skip() below drops the trained rounds again, and numbers the others from there on.
         dropped = _source(plan, sizes).skip(begun.rows)
         plan = replace(plan, begin=replace(plan.begin, round=begun.round + 1 - dropped))
         source = _source(plan, sizes)
@@ -191,20 +176,13 @@ class EpochPlanner:
             return None
         return begun if begun.records else begun.model_copy(update={"round": 0})
 
-    def plan_with(self, spec: JobSpec) -> None:
-        """Set the specification of the epochs that begin from now on; their data and order do not change."""
-        self.spec = spec
-
-    def feed(self) -> FedTasks | None:
-        """Return the queue of the next epoch's batches, or None if the training data are no stream."""
+    def next_feed(self, last: FedTasks | None = None) -> FedTasks | None:
+        """Return the queue of the next epoch's batches, after ``last``; None if the training data are no stream."""
         if self.spec.train.kind != "stream":
             return None
+        if last is not None:
+            self._position = last.end_position
         return FedTasks(begin=self._position, synchronous=self._synchronous)
-
-    def feed_over(self, feed: FedTasks | None) -> None:
-        """End the epoch that ``feed`` served: the next one continues its numbering."""
-        if feed is not None:
-            self._position = feed.end_position
 
     @property
     def join(self) -> Callable[[Sequence[bytes]], bytes] | None:

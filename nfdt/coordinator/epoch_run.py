@@ -1,17 +1,181 @@
-"""The run of one epoch, from its first task to its event: train, collect, validate, summarise."""
+"""The run of one epoch, from its first task to its event: train, collect, validate, summarise.
+
+A phase says what each worker does next (``instruct``, repeated until the worker has done it), processes its reports
+(``absorb``, which returns whether a report advanced the phase) and requeues the work of lost workers (``lost``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 from nfdt.coordinator.effect_queue import EffectQueue
-from nfdt.coordinator.membership import Membership
-from nfdt.coordinator.phases import Collecting, Phase, Summarising, Validating
+from nfdt.coordinator.epoch_plan import EpochPlanner
+from nfdt.coordinator.membership import Member, Membership
 from nfdt.coordinator.training import TrainingPhase
 from nfdt.coordinator.untrained import StateMerger
-from nfdt.core.work.instructions import CallbackDecision, FlushShards, Summarise, Summary
+from nfdt.core.work.instructions import (
+    CallbackDecision,
+    CollectState,
+    EpochState,
+    Evaluate,
+    FlushShards,
+    Instruction,
+    Report,
+    Summarise,
+    Summary,
+    Wait,
+)
 from nfdt.model.training.metric_states import merge_metric_states
-from nfdt.schedulers import LeaseBook
+from nfdt.schedulers.leases import LeaseBook
+from nfdt.schedulers.throughput import lease_size
+
+VALIDATION_LEASE_S = 1.0  # seconds per lease: workers report often, and a lost one holds few rows
+LEAST_S = 1e-6
+
+
+class Collecting:
+    """Phase in which every worker of the epoch sends its untrained state and its metrics.
+
+    ``name`` is ``train`` for an epoch that only pauses.
+    """
+
+    def __init__(self, epoch: int, workers: Mapping[str, int], name: str = "collect") -> None:
+        self.name = name
+        self.states: dict[str, EpochState] = {}
+        self._epoch = epoch
+        self._indices = dict(workers)
+        self._expected = set(workers)
+
+    def instruct(self, member: Member, now: float) -> Instruction:
+        """Return CollectState until the worker has answered."""
+        if member.name not in self._expected:
+            return Wait()
+        return CollectState(self._epoch, over=self.name != "train")
+
+    def absorb(self, member: Member, report: Report, now: float) -> bool:
+        """Store the state."""
+        state = report.epoch_state
+        if state is None or state.epoch != self._epoch or member.name not in self._expected:
+            return False
+        self.states[member.name] = state
+        self._expected.discard(member.name)
+        return True
+
+    def lost(self, worker: str) -> int:
+        """Continue without the state of a lost worker."""
+        self._expected.discard(worker)
+        return 0
+
+    @property
+    def done(self) -> bool:
+        """Whether all live workers have answered."""
+        return not self._expected
+
+    def waiting_for(self) -> tuple[str, ...]:
+        """Return the workers that have not answered."""
+        return tuple(sorted(self._expected))
+
+    def untrained(self, counts: Callable[[str], bool]) -> list[tuple[int, int, bytes]]:
+        """Return (worker index, steps, safetensors) of each state that counts."""
+        return [(self._indices[w], s.steps, s.untrained) for w, s in self.states.items() if counts(w)]
+
+    def metrics(self) -> list[bytes]:
+        """Return the metric variables of each state, by worker index."""
+        return [self.states[w].metrics for w in sorted(self.states, key=self._indices.__getitem__)]
+
+
+class Validating:
+    """Phase in which the validation data are leased by guided self-scheduling, about one second at most per lease.
+
+    Attributes:
+        answers: Metric states, or names of outputs in a job that predicts; each covers other tasks.
+    """
+
+    name = "validate"
+
+    def __init__(self, epoch: int, book: LeaseBook, untrained: bytes, workers: Callable[[], int]) -> None:
+        self.answers: list[bytes] = []
+        self._epoch = epoch
+        self._book = book
+        self._untrained = untrained
+        self._workers = workers
+        self._task_s: dict[str, float] = {}  # seconds of each worker's last task
+
+    def instruct(self, member: Member, now: float) -> Instruction:
+        """Return Evaluate for the held tasks, or for a new lease."""
+        tasks = self._book.held(member.name)
+        if not tasks:
+            left, task_s = self._book.remaining, self._task_s.get(member.name)
+            size = lease_size(left, self._workers(), task_s, target_s=VALIDATION_LEASE_S, most=max(1, left))
+            tasks = self._book.issue(member.name, size)
+            member.leased_at = now
+        return Evaluate(self._epoch, tasks, self._untrained) if tasks else Wait()
+
+    def absorb(self, member: Member, report: Report, now: float) -> bool:
+        """Store the answer if it covers held tasks only; held tasks that it does not cover are evaluated again."""
+        answer = report.evaluated
+        if answer is None or answer.epoch != self._epoch or not answer.tasks:
+            return False
+        if not set(answer.tasks) <= {t.task for t in self._book.held(member.name)}:
+            return False
+        for task in answer.tasks:
+            self._book.finish(member.name, task)
+        self._task_s[member.name] = max(now - member.leased_at, LEAST_S) / len(answer.tasks)
+        member.leased_at = now
+        self.answers.append(answer.metrics)
+        return True
+
+    def lost(self, worker: str) -> int:
+        """Requeue the rows of a lost worker."""
+        return self._book.give_back(worker)
+
+    @property
+    def done(self) -> bool:
+        """Whether every row is evaluated."""
+        return self._book.done
+
+    def waiting_for(self) -> tuple[str, ...]:
+        """Return the workers that hold rows."""
+        return self._book.holders()
+
+
+class Summarising:
+    """Phase in which one worker converts merged metrics into logs."""
+
+    name = "summarise"
+
+    def __init__(self, order: Summarise) -> None:
+        self.summary: Summary | None = None
+        self._order = order
+        self._worker: str | None = None
+
+    def instruct(self, member: Member, now: float) -> Instruction:
+        """Return Summarise to the first worker that requests work."""
+        if self._worker is None and self.summary is None:
+            self._worker = member.name
+        return self._order if self._worker == member.name else Wait()
+
+    def absorb(self, member: Member, report: Report, now: float) -> bool:
+        """Store the summary."""
+        if report.summary is None or self._worker != member.name:
+            return False
+        self.summary = report.summary
+        return True
+
+    def lost(self, worker: str) -> int:
+        """Assign the summary to another worker."""
+        if self._worker == worker:
+            self._worker = None
+        return 0
+
+    @property
+    def done(self) -> bool:
+        """Whether the summary has arrived."""
+        return self.summary is not None
+
+    def waiting_for(self) -> tuple[str, ...]:
+        """Return the worker that summarises, if there is one."""
+        return (self._worker,) if self._worker else ()
 
 
 class EpochRun:
@@ -27,35 +191,30 @@ class EpochRun:
     Args:
         epoch: Number of the epoch.
         training: First phase.
+        planner: Makes the rows to evaluate. In a job that only evaluates it joins the workers' answers to the result,
+            and the epoch ends with the phase ``validate``.
         members: Workers of the job.
         merger: Untrained state and metrics that all workers share.
         effects: Queue of effects.
-        validation: Makes the rows to evaluate; None: there are none.
-        join: Joins the workers' answers to the result of a job that only evaluates, whose epoch ends with the phase
-            ``validate``; None: the job trains.
+        callbacks: State of the callbacks that run on a worker.
 
     Attributes:
-        current: Current phase.
+        current: Current phase; the phases have the same methods.
     """
 
     def __init__(
         self,
         epoch: int,
         training: TrainingPhase,
+        planner: EpochPlanner,
         members: Membership,
         merger: StateMerger,
         effects: EffectQueue,
-        validation: Callable[[], LeaseBook | None],
-        callbacks: str = "",
-        join: Callable[[Sequence[bytes]], bytes] | None = None,
+        callbacks: str,
     ) -> None:
-        self.epoch = epoch
-        self.current: Phase = training
-        self.training = training
-        self._members = members
-        self._merger = merger
-        self._effects = effects
-        self._validation, self._join = validation, join
+        self.epoch, self.training = epoch, training
+        self.current: TrainingPhase | Collecting | Validating | Summarising = training
+        self._planner, self._members, self._merger, self._effects = planner, members, merger, effects
         self._callbacks = callbacks
         self._flush_requested = False
         self._void_answers = 0  # to flushes that were requested before a loss of the shards
@@ -86,11 +245,6 @@ class EpochRun:
         self.current = self.training
         return self.training.rewind()
 
-    @property
-    def handed_out(self) -> bool:
-        """Whether every task of the epoch is leased, and some may be returned."""
-        return self.current is self.training and not self.training.book.remaining
-
     def waiting_for(self) -> tuple[str, ...]:
         """Return the causes of the wait: workers by name, or "shards"."""
         if isinstance(self.current, Collecting) and self.current.done:
@@ -100,19 +254,20 @@ class EpochRun:
     def advance(self) -> bool:
         """Execute every transition that is due; return whether the epoch is over."""
         while True:
-            if self.current is self.training and self.training.is_due_to_stand:
+            if self.current is self.training and self.training.is_due_to_pause:
                 self.current = Collecting(self.epoch, self._taking_part(), "train")
             if not self.current.done:
                 return False
-            if isinstance(self.current, Summarising if self._join is None else Validating):
+            if isinstance(self.current, Summarising if self._planner.join is None else Validating):
                 return True
             if not self._step():
                 return False
 
     def finish(self, seconds: float) -> CallbackDecision | None:
         """Emit the end of the epoch; return the decision of the callbacks, if there are any."""
-        if isinstance(self.current, Validating) and self._join is not None:
-            self._merger.metrics, summary = self._join(self.current.answers), Summary({})
+        join = self._planner.join
+        if isinstance(self.current, Validating) and join is not None:
+            self._merger.metrics, summary = join(self.current.answers), Summary({})
         else:
             assert isinstance(self.current, Summarising)
             assert self.current.summary is not None
@@ -137,7 +292,7 @@ class EpochRun:
             self._collect(phase)
         elif isinstance(phase, Collecting):
             if phase.name == "train":
-                self._stand(phase)
+                self._pause(phase)
             elif not self._flushed:
                 return False
             else:
@@ -146,11 +301,11 @@ class EpochRun:
             self._summarise(merge_metric_states(phase.answers))
         return True
 
-    def _stand(self, collected: Collecting) -> None:
+    def _pause(self, collected: Collecting) -> None:
         """Publish the current state; emit that the job waits for the client and whether a step follows."""
         training = self.training
         self._merger.show(collected.untrained(training.counts), merge_metric_states(collected.metrics()))
-        training.gate.stand(training.book.steps_finished)
+        training.gate.pause(training.book.steps_finished)
         self.current = training
         self._effects.progress(self.epoch, training, pause=not training.book.done)
 
@@ -166,7 +321,7 @@ class EpochRun:
     def _validate(self, collected: Collecting) -> None:
         self._merger.merge(collected.untrained(self.training.counts))
         self._metrics = merge_metric_states(collected.metrics())
-        book = self._validation()
+        book = self._planner.validation(self.epoch)
         if book is None:
             self._summarise(b"")
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 from nfdt.coordinator.decisions import Decisions
@@ -15,7 +14,7 @@ from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.clock import Clock
 from nfdt.core.errors import ProtocolError
 from nfdt.core.work.instructions import BeginEpoch, EpochDone, Failed, Leave, TrainingDone
-from nfdt.schedulers import FedTasks
+from nfdt.schedulers.sources import FedTasks
 
 MOST_BYTES = 2**30
 """Largest amount of batches that a job keeps: those that wait, are computed, or that no snapshot of the shards has."""
@@ -43,7 +42,7 @@ class StreamFeed:
 
     def __init__(self, planner: EpochPlanner) -> None:
         self._planner = planner
-        self.tasks: FedTasks | None = planner.feed()
+        self.tasks: FedTasks | None = planner.next_feed()
         self.full = False
 
     def has_room(self, size: int, settled: int) -> bool:
@@ -82,13 +81,12 @@ class StreamFeed:
 
     def next_epoch(self) -> None:
         """Begin the queue of the next epoch."""
-        self._planner.feed_over(self.tasks)
-        self.tasks = self._planner.feed()
+        self.tasks = self._planner.next_feed(self.tasks)
         self.full = False
 
 
 class EpochSequence:
-    """The current epoch of a job, and the transitions from epoch to epoch.
+    """The current epoch of a job, and the transitions from epoch to epoch: the part of a coordinator below its workers.
 
     Args:
         planner: Tasks of each epoch.
@@ -100,6 +98,7 @@ class EpochSequence:
         clock: Clock of the job.
 
     Attributes:
+        merger: Untrained state that all workers share.
         epoch: Number of the current epoch, or of the next one between two epochs.
         epochs_ended: Number of epochs that have ended, those before the job's first one included.
         epoch_s: Duration of the last epoch, in seconds.
@@ -119,25 +118,24 @@ class EpochSequence:
         effects: EffectQueue,
         clock: Clock,
     ) -> None:
-        self._planner, self._members, self._decisions, self._merger = planner, members, decisions, merger
+        self._planner, self._members, self._decisions, self.merger = planner, members, decisions, merger
         self._gate, self._effects, self._clock = gate, effects, clock
-        fit = planner.spec.fit
-        self.epoch = self.epochs_ended = fit.initial_epoch
+        spec = planner.spec
+        self.epoch = self.epochs_ended = spec.fit.initial_epoch
         self.epoch_s = 0.0
         self._feed = StreamFeed(planner)
         self.run: EpochRun | None = None
         self.ended: Leave | None = None
         self.suspended = self.quiesced = False
         self._stopping = False
-        callbacks = planner.spec.callbacks
-        self._callbacks = "" if callbacks is None else callbacks.state
+        self._callbacks = "" if spec.callbacks is None else spec.callbacks.state
         self._began_at = clock.now()
-        if self.epoch >= fit.epochs:
+        if self.epoch >= spec.fit.epochs:
             self._finish()
 
     @property
     def phase(self) -> str:
-        """Name of the current phase; ``hold`` between two epochs, ``ended`` at the end."""
+        """``hold`` between epochs, ``train``, ``collect``, ``validate``, ``summarise``; ``ended`` if done or failed."""
         if self.ended:
             return "ended"
         return self.run.current.name if self.run else "hold"
@@ -157,38 +155,43 @@ class EpochSequence:
 
     @property
     def feed_credit(self) -> FeedCredit:
-        """Credit of a client that feeds the batches; zero while the epoch accepts none."""
+        """Credit of a client that feeds the batches of this epoch; zero while the epoch accepts none."""
         accepts = self.phase in ("hold", "train")
         return self._feed.credit(self.epoch) if accepts else FeedCredit(self.epoch, 0, 0)
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether the client waits for room, and much of it would be made by settling finished batches."""
+        """Whether the client waits for room, and a snapshot of the shards would make much of it."""
         return self._feed.full and self.run is not None and self.run.training.book.unsettled_bytes > MOST_BYTES // 4
 
-    def has_room(self, size: int) -> bool:
-        """Whether there is room for another batch of a stream; see :meth:`StreamFeed.has_room`."""
-        settled = self.run.training.book.settled_bytes if self.run else 0
-        return self.phase not in ("hold", "train") or self._feed.has_room(size, settled)
+    def has_room(self, epoch: int, size: int) -> bool:
+        """Whether there is room for another batch of a stream of ``size`` bytes, or no need for it."""
+        if epoch != self.epoch or self.phase not in ("hold", "train"):
+            return True
+        return self._feed.has_room(size, self.run.training.book.settled_bytes if self.run else 0)
 
-    def fed(self, data: bytes, samples: int) -> None:
-        """Queue one more batch of a stream, if the epoch accepts batches; see :meth:`StreamFeed.add`."""
-        if self._feed.tasks is not None and self.phase in ("hold", "train"):
-            self._feed.add(self.epoch, data, samples)
+    def fed(self, epoch: int, data: bytes, samples: int) -> None:
+        """Queue one more batch of a stream; drop it if its epoch accepts no more batches.
+
+        Raises:
+            ProtocolError: The client sent more batches than it had credit for.
+        """
+        if epoch == self.epoch and self._feed.tasks is not None and self.phase in ("hold", "train"):
+            self._feed.add(epoch, data, samples)
             self.advance()
 
-    def feed_ended(self) -> None:
-        """Record that no more batches will come for the epoch."""
-        if self._feed.tasks is not None:
+    def feed_ended(self, epoch: int) -> None:
+        """Record that the client's iterator has no more batches for this epoch."""
+        if epoch == self.epoch and self._feed.tasks is not None:
             self._feed.tasks.end()
             self.advance()
 
-    def stop(self) -> None:
-        """Drop unleased tasks, then end the epoch and the job."""
+    def stop_training(self) -> None:
+        """End cleanly: drop unleased tasks, complete leased ones, then end the epoch and the job."""
         self._stopping = True
         if self.run and self.phase == "train":
             self.run.training.book.stop()
-            self._gate.go_on(None)
+            self._gate.resume(None)
         self.advance()
 
     def fail(self, reason: str) -> None:
@@ -219,23 +222,21 @@ class EpochSequence:
         workers = self._members.ready_names()
         parts = self._decisions.policy.round_parts(len(workers))
         epoch = self._planner.begin(self.epoch, parts, workers, self._feed.tasks, self._decisions.speeds.sizes)
-        begin = BeginEpoch(self.epoch, self._merger.encoded, epoch.order_crc, iteration=epoch.iteration)
+        begin = BeginEpoch(self.epoch, self.merger.encoded, epoch.order_crc, iteration=epoch.iteration)
         self._gate.begin_epoch()
         if self.quiesced:
             epoch.book.quiesce()
         training = TrainingPhase(begin, epoch.book, self._decisions, self._members, epoch.ranks, self._gate)
-        self._merger.metrics = b""
-        planner, number = self._planner, self.epoch
-        rows = functools.partial(planner.validation, number)
-        parts_of_run = training, self._members, self._merger, self._effects, rows
-        self.run = EpochRun(number, *parts_of_run, callbacks=self._callbacks, join=planner.join)
+        self.merger.metrics = b""
+        parts_of_run = self._planner, self._members, self.merger, self._effects
+        self.run = EpochRun(self.epoch, training, *parts_of_run, self._callbacks)
         self._began_at = now
-        self._effects.useful(now, self.epoch, None)
+        self._effects.progressed(now, self.epoch, None)
         self._effects.emit("epoch_begin", epoch=self.epoch, steps=epoch.steps)
 
     def _end(self, run: EpochRun) -> None:
         fit, dataset = self._planner.spec.fit, self._planner.dataset
-        self._decisions.report.describe(self._members.ready_names())
+        self._decisions.speeds.describe(self._members.ready_names())
         self.epoch_s, self.epochs_ended = self._clock.now() - self._began_at, self.epoch + 1
         decision = run.finish(self.epoch_s)
         self._effects.add(EpochDone(self.epoch, decision))

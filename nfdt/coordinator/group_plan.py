@@ -8,10 +8,10 @@ from typing import Any
 
 from nfdt.core.specs.algorithm import explicit_groups, wanted_groups
 from nfdt.core.specs.job import JobSpec
-from nfdt.schedulers import Speeds, StepTime
 from nfdt.schedulers.group_shares import GroupShare, share_out
 from nfdt.schedulers.grouping import Groups, Hysteresis, choose, divide, pays
 from nfdt.schedulers.ring_network import RingLink, RingNetwork
+from nfdt.schedulers.throughput import Speeds, StepTime
 
 IMPASSABLE = RingLink(latency_s=1e6, s_per_byte=0.0)  # so slow that no group spans machines if it can be avoided
 
@@ -112,7 +112,7 @@ class GroupPlan:
     def _times(self, groups: Groups) -> dict[int, StepTime]:
         """Return the step time per member; unmeasured members get the mean."""
         members = [member for group in groups for member in group]
-        found = {member: time for member in members if (time := self._speeds.of(str(member))) is not None}
+        found = {member: time for member in members if (time := self._speeds.of(str(member)).step_time) is not None}
         mean = sum(time.seconds(self._batch) for time in found.values()) / len(found) if found else 1.0
         times = {member: found.get(member, StepTime(0.0, mean / self._batch)) for member in members}
         return {m: StepTime(time.alpha_s + self.exchange_s, time.beta_s) for m, time in times.items()}

@@ -11,7 +11,7 @@ class Member:
 
     Attributes:
         name: Name of the worker, unique within the job while the worker lives.
-        index: Number that determines its emulation, its seeds and its part of a round.
+        index: Number that determines its random seeds and its part of a round.
         seen_at: Time of its last call, in seconds of the job's clock.
         ready: Whether it has requested work: its model is built.
         epoch: Number of the epoch that it began last; None before the first.

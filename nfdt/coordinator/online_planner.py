@@ -8,9 +8,9 @@ from typing import Any
 
 from nfdt.core.specs.job import JobSpec
 from nfdt.planning import Cluster, PlanChoice, PlannedPreset, WorkerCost, choose, flat_presets, predict
-from nfdt.schedulers import StepTime
 from nfdt.schedulers.grouping import Groups, divide, evenly
 from nfdt.schedulers.ring_network import NETWORK, RingLink, RingNetwork
+from nfdt.schedulers.throughput import StepTime
 
 LEAST_STEPS = 10  # measured steps of every worker before the first decision
 WORLDS_S = 10.0  # seconds to start the communicators of groups

@@ -40,12 +40,11 @@ class Throttle:
         self._last: float | None = None
 
     def is_due(self, now: float) -> bool:
-        """Whether the interval is over."""
-        return self._last is None or now - self._last >= self._interval_s
-
-    def restart(self, now: float) -> None:
-        """Begin the next interval."""
+        """Return whether the interval is over; if so, the next one begins now."""
+        if self._last is not None and now - self._last < self._interval_s:
+            return False
         self._last = now
+        return True
 
 
 class StallWatch:

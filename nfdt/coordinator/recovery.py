@@ -12,7 +12,7 @@ from nfdt.coordinator.failover import Fail, FailoverMachine, Resume, Seek
 from nfdt.coordinator.membership import Membership
 from nfdt.core.clock import Clock
 from nfdt.core.specs.job import EpochProgress
-from nfdt.schedulers import LeaseBook
+from nfdt.schedulers.leases import LeaseBook
 
 COST_SHARE = 0.02  # largest part of the time that snapshots may take
 QUIET_S = 60.0  # limit of the wait for the end of a round
@@ -22,7 +22,7 @@ RESTORE_S = 180.0  # limit for slots of lost shards, and for the start of all sh
 class Recovery(FailoverMachine):
     """State machine of the shards of a job, and the effects of snapshots and losses on its epochs.
 
-    Calls exclude each other as the coordinator's do. At most one snapshot is taken at a time::
+    Calls must not overlap, like those of the coordinator. At most one snapshot is taken at a time::
 
         begin_snapshot ──> snapshot_step: "wait" ... "copy" ──> go_on ──> adopt ──> end_snapshot
                                           "drop", or any failure ────────────────────────^
@@ -31,7 +31,7 @@ class Recovery(FailoverMachine):
         epochs: The epochs of the job.
         planner: Tasks of each epoch.
         members: Workers of the job.
-        effects: Receives that a restored job is active.
+        effects: Queue of effects; the return of the shards counts as progress.
         clock: Clock of the job.
 
     Attributes:
@@ -99,6 +99,7 @@ class Recovery(FailoverMachine):
         """Record the end of a snapshot in any way; ``recorded``: a restarted server finds it."""
         now = self._clock.now()
         self.taking, self._failed = False, not recorded
+        # A slow store must not take more than its share of the time, however short the interval is.
         self.due_at = max(self._began_at + self._interval_s, now + (now - self._began_at) / COST_SHARE)
         self.go_on()
 
@@ -147,7 +148,7 @@ class Recovery(FailoverMachine):
         now, self._epochs.suspended = self._clock.now(), False
         self._members.interrupted(now)
         redone = self._epochs.run.rewind() if self._epochs.run is not None else 0
-        self._effects.useful(now, self._epochs.epoch, None)
+        self._effects.progressed(now, self._epochs.epoch, None)
         self._epochs.advance()
         return Resume(found.seconds, redone)
 

@@ -8,13 +8,16 @@ from nfdt.coordinator.decisions import Decisions
 from nfdt.coordinator.membership import Member, Membership
 from nfdt.coordinator.progress import RunningLogs
 from nfdt.core.work.instructions import BeginEpoch, Instruction, Report, TaskTime, Wait, Work
-from nfdt.schedulers import LeaseBook, Task
+from nfdt.core.work.tasks import Task
+from nfdt.schedulers.leases import LeaseBook
 
 LEASE_BUDGET_S = 0.25  # seconds, slightly more than the target of a lease
 
 
 class Gate:
-    """Permission for epochs to begin and for their steps up to a number; there the epoch pauses for the client.
+    """Gate through which the client and the server let epochs begin, and the client lets steps run up to a number.
+
+    The epoch pauses there until the client permits more steps.
 
     Args:
         permitted: Last epoch that may begin.
@@ -22,7 +25,7 @@ class Gate:
 
     Attributes:
         standing: Whether the epoch is paused: the client has been notified and has not answered.
-        stood_at: Number of finished steps of the epoch at its last pause; 0 before the first one.
+        paused_at: Number of finished steps of the epoch at its last pause; 0 before the first one.
     """
 
     def __init__(self, permitted: int, *, held: bool = False) -> None:
@@ -31,7 +34,7 @@ class Gate:
         self._held, self._released = held, not held
         self._until: int | None = None  # steps of the epoch that are permitted; None: all
         self._next_until: int | None = None  # the same for the epoch that begins next
-        self.stood_at = 0
+        self.paused_at = 0
 
     # ---- epochs
 
@@ -54,7 +57,7 @@ class Gate:
 
     def begin_epoch(self) -> None:
         """Begin an epoch that has not paused yet."""
-        self.standing, self._until, self.stood_at = False, self._next_until, 0
+        self.standing, self._until, self.paused_at = False, self._next_until, 0
         self._released = not self._held
 
     # ---- steps
@@ -73,15 +76,15 @@ class Gate:
         """Whether the epoch must pause after ``finished`` steps; ``ended``: it has no more steps."""
         if self._until is None or self.standing:
             return False
-        return finished > self.stood_at and (finished >= self._until or ended)
+        return finished > self.paused_at and (finished >= self._until or ended)
 
-    def stand(self, finished: int) -> None:
+    def pause(self, finished: int) -> None:
         """Pause after ``finished`` steps, unless the gate was opened meanwhile."""
-        self.standing, self.stood_at = not self.open, finished
+        self.standing, self.paused_at = not self.open, finished
 
-    def go_on(self, until: int | None) -> None:
+    def resume(self, until: int | None) -> None:
         """Permit more steps; a number that is not greater than before has no effect."""
-        if until is None or until > self.stood_at:
+        if until is None or until > self.paused_at:
             self.standing, self._until = False, until
 
 
@@ -116,10 +119,8 @@ class TrainingPhase:
         self._decisions = decisions
         self._members = members
         self._ranks = ranks
-        self._untrained, self._given = (
-            b"",
-            set[str](),
-        )  # state that replaces the workers' own, and the workers that have it
+        self._untrained = b""  # state that replaces the workers' own
+        self._given = set[str]()  # the workers that have it
         self._divided = not gate.open  # a reserved share could keep all other workers from a permitted step
         self._divide()
 
@@ -172,6 +173,7 @@ class TrainingPhase:
 
     def _work(self, member: Member, tasks: tuple[Task, ...]) -> Work:
         untrained = b"" if member.name in self._given else self._untrained
+        # A request ahead commits to a step that the client may not have permitted yet.
         ahead = self.gate.open and self._decisions.leases.looks_ahead(member, len(tasks), self.book)
         overlap = self._decisions.plan.overlap
         return Work(self._begin.epoch, tasks, LEASE_BUDGET_S, overlap, untrained, *member.pulls, look_ahead=ahead)
@@ -188,7 +190,7 @@ class TrainingPhase:
         """Mark tasks as finished, requeue those that the worker has not begun, record its speed and running logs."""
         name, samples = member.name, report.samples
         computes = len(report.in_flight) > self._decisions.plan.overlap  # it has begun one task more than it has pushed
-        member.free_at = now + (self._decisions.leases.step_s(member) if computes else 0.0)
+        member.free_at = now + (self._decisions.speeds.step_s(name) or 0.0 if computes else 0.0)
         finished = (self.book.finish(name, n, samples.get(n)) for n in report.finished)
         tasks = [task for task in finished if task]
         if report.finished or report.in_flight:
@@ -224,7 +226,7 @@ class TrainingPhase:
             self._divided = True
 
     @property
-    def is_due_to_stand(self) -> bool:
+    def is_due_to_pause(self) -> bool:
         """Whether the epoch must pause for the client, and it is known whether a step will follow."""
         if self.gate.open or self.book.leased:
             return False
@@ -233,7 +235,7 @@ class TrainingPhase:
     @property
     def done(self) -> bool:
         """Whether every task is finished, and the client has confirmed any pause."""
-        return self.book.done and not self.gate.standing and not self.is_due_to_stand
+        return self.book.done and not self.gate.standing and not self.is_due_to_pause
 
     def waiting_for(self) -> tuple[str, ...]:
         """Return the workers that hold tasks, or "client" during a pause."""

@@ -117,7 +117,7 @@ class WorkerCalls:
         pass_index = getattr(request, "pass")  # a Python keyword
         coordinator = self._core.training.coordinator
         split = coordinator.take_rows(request.worker, request.iteration, pass_index, request.number)
-        return pb.TakeRowsReply() if split is None else pb.TakeRowsReply(begin=split.begin, end=split.end)
+        return pb.TakeRowsReply() if split is None else pb.TakeRowsReply(begin=split.start, end=split.stop)
 
     def _authenticate(self, request: pb.NextRequest | pb.TakeRowsRequest | pb.FetchReplyRequest) -> None:
         if worker_of(self._core.token, request.job_token) != request.worker:
@@ -244,7 +244,7 @@ class SlotEvents:
         self._mailbox.end(PartLost(text) if self._core.topology.view.pushes else JobFailed(text))
 
     def _worker_gone(self, job_slot: JobSlot, how: str) -> None:
-        asked = self._core.spec.cluster.emulate.kills(job_slot.index)
+        asked = bool(self._core.spec.cluster.emulate.last_steps(job_slot.index))
         how = "it was killed, as emulate.fail asks" if how and asked else how
         if self._core.training is not None:
             self._core.training.coordinator.left(job_slot.name, how or "it left the job")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import median, quantiles
 
 from nfdt.planning.cost_model import Cluster
-from nfdt.schedulers import StepTime
+from nfdt.schedulers.throughput import StepTime
 
 RULES = 0.25  # share of a worker's epoch from which overhead, which is all but computation, rules
 

@@ -10,9 +10,9 @@ from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.planning.cost_model import Cluster
 from nfdt.planning.forecast import Forecast, forecast
 from nfdt.planning.limits import sum_of_speeds
-from nfdt.schedulers import StepTime
 from nfdt.schedulers.batch_policies import find_batch_policy
 from nfdt.schedulers.task_policies import make_task_policy
+from nfdt.schedulers.throughput import StepTime
 
 PLAIN = "plain Keras"
 ALONE = "the fastest worker alone"

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from nfdt.core.specs.presets import CONSISTENCY_FACTS
-from nfdt.schedulers import StepTime, lease_size
 from nfdt.schedulers.batch_policies import find_batch_policy
 from nfdt.schedulers.group_shares import share_out
 from nfdt.schedulers.grouping import Groups
 from nfdt.schedulers.ring_network import RingNetwork
+from nfdt.schedulers.throughput import StepTime, lease_size
 
 ENDLESS = 10**9  # number of tasks in an epoch whose end is far
 STALENESS_SCALE = 16.0  # delay that doubles the samples which an update rule with compensation needs

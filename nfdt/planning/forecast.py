@@ -20,10 +20,10 @@ from nfdt.planning.cost_model import (
     push_rates,
     slowest,
 )
-from nfdt.schedulers import StepTime
 from nfdt.schedulers.grouping import choose as choose_groups
 from nfdt.schedulers.grouping import divide
 from nfdt.schedulers.task_policies import make_task_policy
+from nfdt.schedulers.throughput import StepTime
 
 MANY = 2**20  # number of elements; the saving of a codec hardly depends on it
 ERRORS = {"identity": 0.0, "bf16": 0.0, "int8": 0.0001, "int4": 0.0225}  # relative squares on normal numbers

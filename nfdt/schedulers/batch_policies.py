@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.presets import BATCH_FACTS, BatchFacts
@@ -17,28 +17,36 @@ PROBE_STEPS = 6
 THRESHOLD = 0.1
 
 
-class LocalSizes(Protocol):
-    """Samples per step of each worker of a job; they may change after every step."""
+class LocalSizes:
+    """Samples per step of each worker of a job; they may change after every step.
+
+    Args:
+        reference: Samples per step of a worker without a size of its own.
+    """
+
+    def __init__(self, reference: int) -> None:
+        self.reference = reference
+        self._sizes: dict[str, int] = {}
 
     def of(self, worker: str) -> int:
         """Return the samples per step of this worker."""
-        ...
+        return self._sizes.get(worker, self.reference)
 
     def joined(self, worker: str) -> None:
         """Add a worker."""
-        ...
+        raise NotImplementedError
 
     def left(self, worker: str) -> None:
         """Remove a worker; unknown workers are no error."""
-        ...
+        raise NotImplementedError
 
     def stepped(self, worker: str, speeds: Speeds) -> bool:
         """Record a step that ``speeds`` has measured; return whether sizes change now."""
-        ...
+        return False
 
     def split(self, total: int) -> list[tuple[str, int]]:
         """Divide a round of ``total`` samples: (worker, samples), without workers that get none."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -56,7 +64,7 @@ class Bounds:
     multiple: int = 1
 
 
-class BatchSizes:
+class BatchSizes(LocalSizes):
     """Local batch sizes of a job's workers; their sum is always M * b0.
 
     A new worker takes b0. The samples of a worker that leaves are divided among the others in proportion. Sizes are
@@ -70,9 +78,8 @@ class BatchSizes:
     """
 
     def __init__(self, reference: int, bounds: Bounds = Bounds()) -> None:
-        self.reference = reference
+        super().__init__(reference)
         self.bounds = bounds
-        self._sizes: dict[str, int] = {}
         self._known: set[str] = set()
         self._looked: dict[str, int] = {}  # steps of each worker at the last review
         self._changes: dict[str, int] = {}  # its changes of speed at the last review
@@ -83,14 +90,10 @@ class BatchSizes:
         """Samples per step of each worker."""
         return dict(self._sizes)
 
-    def of(self, worker: str) -> int:
-        """Return the samples per step of this worker."""
-        return self._sizes.get(worker, self.reference)
-
     def joined(self, worker: str) -> None:
         """Add a worker."""
         self._sizes.setdefault(worker, self.reference)
-        self._probe = self._probe and []
+        self._probe = self._probe and []  # ends a probe under way; None, never probed, stays
 
     def left(self, worker: str) -> None:
         """Remove a worker; unknown workers are no error."""
@@ -108,12 +111,12 @@ class BatchSizes:
         """Record a step that ``speeds`` has measured; return whether sizes change now."""
         if worker not in self._sizes or not self._due(worker, speeds):
             return False
-        self._known |= {w for w in self._sizes if speeds.of(w)}
-        self._looked = {w: speeds.steps(w) for w in self._sizes}
-        self._changes = {w: speeds.changes(w) for w in self._sizes}
+        self._known |= {w for w in self._sizes if speeds.of(w).step_time}
+        self._looked = {w: speeds.of(w).steps for w in self._sizes}
+        self._changes = {w: speeds.of(w).changes for w in self._sizes}
         planned = self._planned(speeds)
         if self._probe is None and len(self._known) == len(self._sizes) and not self._differs(planned):
-            self._probe = [] if all(map(speeds.identified, self._sizes)) else self._tilts()
+            self._probe = [] if all(speeds.of(w).identified for w in self._sizes) else self._tilts()
         if self._probe:
             planned = self._probe.pop(0)
         elif not self._differs(planned):
@@ -133,16 +136,17 @@ class BatchSizes:
         return [*parts, *(("", min(most, total - start)) for start in range(taken, total, most))]
 
     def _due(self, worker: str, speeds: Speeds) -> bool:
-        if worker not in self._known and speeds.of(worker):
+        measured = speeds.of(worker)
+        if worker not in self._known and measured.step_time:
             return True
-        if speeds.changes(worker) > self._changes.get(worker, 0):
+        if measured.changes > self._changes.get(worker, 0):
             return True
         every = PROBE_STEPS if self._probe else LOOK_EVERY
-        return speeds.steps(worker) - self._looked.get(worker, 0) >= every
+        return measured.steps - self._looked.get(worker, 0) >= every
 
     def _planned(self, speeds: Speeds) -> dict[str, int]:
         """Return sizes with equal step times for all measured workers; the others keep theirs."""
-        times = {w: line for w in self._sizes if (line := speeds.of(w))}
+        times = {w: line for w in self._sizes if (line := speeds.of(w).step_time)}
         return self._sizes | (self._shared(sum(self._sizes[w] for w in times), times) if times else {})
 
     def _shared(self, total: int, times: Mapping[str, StepTime]) -> dict[str, int]:

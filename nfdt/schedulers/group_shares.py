@@ -9,9 +9,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from nfdt.schedulers.batch_policies import LocalSizes
 from nfdt.schedulers.grouping import Groups
 from nfdt.schedulers.proportions import equal_time_split, proportional_split
-from nfdt.schedulers.throughput import Speeds, StepTime
+from nfdt.schedulers.throughput import StepTime
 
 ROUNDING = 1e-9  # rounding error by which a division may fall below a whole number
 
@@ -42,25 +43,16 @@ class GroupShare:
         return sum(self.rows)
 
 
-class FixedSizes:
-    """Batch sizes set from outside, such as those of groups; see :class:`~nfdt.schedulers.batch_policies.LocalSizes`.
-
-    Args:
-        reference: Batch size of a worker without a size of its own.
-    """
+class FixedSizes(LocalSizes):
+    """Batch sizes that are set from outside, such as those of groups, and do not follow measured speeds."""
 
     def __init__(self, reference: int) -> None:
-        self.reference = reference
-        self._sizes: dict[str, int] = {}
+        super().__init__(reference)
         self._present: set[str] = set()
 
     def state(self, sizes: Mapping[str, int]) -> None:
         """Set the sizes from now on."""
         self._sizes = dict(sizes)
-
-    def of(self, worker: str) -> int:
-        """Return the samples per step of this worker."""
-        return self._sizes.get(worker, self.reference)
 
     def joined(self, worker: str) -> None:
         """Add a worker."""
@@ -69,10 +61,6 @@ class FixedSizes:
     def left(self, worker: str) -> None:
         """Remove a worker; the sizes of the others stay."""
         self._present.discard(worker)
-
-    def stepped(self, worker: str, speeds: Speeds) -> bool:
-        """Return False: sizes do not follow measured speeds."""
-        return False
 
     def split(self, total: int) -> list[tuple[str, int]]:
         """Divide a round of ``total`` samples by the sizes: (worker, samples), without workers that get none."""

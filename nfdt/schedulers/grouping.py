@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from nfdt.schedulers.ring_network import RingNetwork, divisions, local_batches_per_s
+from nfdt.schedulers.ring_network import RingNetwork, best_cuts, divisions, local_batches_per_s
 
 SPREAD = 0.25  # fraction by which a machine may be slower than the fastest of its group
 BAND = 0.1  # fraction by which a worker may leave its group's band without effect
@@ -47,7 +47,7 @@ def cluster(seconds: StepSeconds, spread: float = SPREAD) -> Groups:
 
 
 def divide(seconds: StepSeconds, groups: int, network: RingNetwork = ONE_PLACE) -> Groups:
-    """Return so many groups: the intervals of sorted workers that minimise ``sum_g |g| * log(max_g / min_g)``.
+    """Return this number of groups: the intervals of sorted workers that minimise ``sum_g |g| * log(max_g / min_g)``.
 
     On several machines it is the grouping with the least :func:`predicted_cost` among these intervals and those that
     fewer intervals, divided by machine, make.
@@ -146,9 +146,8 @@ class Hysteresis:
             seconds: Seconds of one step of each live worker that has been measured since the last review.
         """
         known = sorted(seconds)
-        now = _relative([seconds[worker] for worker in known])
-        then = _relative([self.seconds[worker] for worker in known])
-        current, formed = dict(zip(known, now, strict=True)), dict(zip(known, then, strict=True))
+        current = _relative({worker: seconds[worker] for worker in known})
+        formed = _relative({worker: self.seconds[worker] for worker in known})
         self._outside = self._outside + 1 if any(self._left(g, current, formed) for g in self.groups) else 0
         return self._outside >= LOOKS
 
@@ -188,39 +187,19 @@ def _key(seconds: StepSeconds, network: RingNetwork) -> Callable[[int], tuple[fl
 def _tightest(seconds: StepSeconds, most: int, network: RingNetwork) -> list[Groups]:
     """Return the tightest intervals of the sorted workers, for each number of groups up to ``most``."""
     order = _by_speed(seconds, network)
-    return [_cut(order, borders, network) for borders in _borders([seconds[worker] for worker in order], most)]
+    logs = np.log([seconds[worker] for worker in order])
+    count = len(logs)
+    costs = np.full((count + 1, count + 1), np.inf)  # by start and stop
+    for stop in range(1, count + 1):
+        costs[:stop, stop] = np.arange(stop, 0, -1) * (logs[stop - 1] - logs[:stop])
+    return [_cut(order, borders, network) for _, borders in best_cuts(-costs, most)]
 
 
 def _cut(order: Sequence[int], borders: Sequence[int], network: RingNetwork = ONE_PLACE) -> Groups:
     return tuple(network.ordered(order[a:b]) for a, b in zip(borders, borders[1:], strict=False))
 
 
-def _borders(ascending: Sequence[float], most: int) -> list[list[int]]:
-    """Return the borders of the tightest intervals of ascending seconds, by dynamic programming.
-
-    There is one list for each number of groups up to ``most``.
-    """
-    logs = np.log(ascending)
-    count = len(logs)
-    best = np.full(count + 1, np.inf)  # least cost of the first n workers
-    best[0] = 0.0
-    starts: list[list[int]] = []
-    found = []
-    for _ in range(most):
-        reach, start = np.full(count + 1, np.inf), [0] * (count + 1)
-        for stop in range(1, count + 1):
-            costs = best[:stop] + np.arange(stop, 0, -1) * (logs[stop - 1] - logs[:stop])
-            start[stop] = int(np.argmin(costs))
-            reach[stop] = costs[start[stop]]
-        best = reach
-        starts.append(start)
-        borders = [count]
-        for earlier in reversed(starts):
-            borders.append(earlier[borders[-1]])
-        found.append(borders[::-1])
-    return found
-
-
-def _relative(seconds: Sequence[float]) -> list[float]:
-    mean = math.exp(sum(map(math.log, seconds)) / max(len(seconds), 1))
-    return [value / mean for value in seconds]
+def _relative(seconds: Mapping[int, float]) -> dict[int, float]:
+    """Return the seconds of each worker in units of their geometric mean."""
+    mean = math.exp(sum(map(math.log, seconds.values())) / max(len(seconds), 1))
+    return {worker: value / mean for worker, value in seconds.items()}

@@ -73,7 +73,7 @@ class HeldTasks:
 class Settlement:
     """Finished tasks, with the data of streamed batches, until a stored snapshot contains them; and the rows it has.
 
-    A snapshot consists of a part for each shard, and the parts are not of the same moment: a task may be in some of
+    A snapshot consists of a part for each shard, which are not taken at the same moment: a task may be in some of
     them. Of a job with rounds it contains whole rounds, those finished before :meth:`mark`.
     """
 

@@ -117,7 +117,7 @@ class LeaseBook:
         self._finished_bytes += len(done.data)
         if self._keeps:
             self._settlement.finished(done)
-        if not self._rounds or not self._in_flight:
+        if not self._rounds or not self._in_flight:  # of a round, its last part
             self._finished += 1
             self._round_begun = False
             if self._rounds and self._quiesced:
@@ -130,7 +130,7 @@ class LeaseBook:
     def give_back(self, worker: str, *, begun: Collection[int] = ()) -> int:
         """Requeue the tasks that the worker holds but has not begun; return their number."""
         tasks = self._source.returned(self._held.take(worker, begun=begun))
-        self._ready.extendleft(reversed(tasks))
+        self._ready.extendleft(reversed(tasks))  # before all others, in their own order
         return len(tasks)
 
     def lose(self, worker: str) -> int:
@@ -219,6 +219,7 @@ class LeaseBook:
         self.samples_finished -= samples
         self._finished_bytes -= sum(len(task.data) for task in done)
         again = [*self._source.returned([*done, *held]), *self._ready, *chain(*self._redo)]
+        # Rounds come in order, whole; tasks without rounds in the order of their numbers.
         again.sort(key=lambda task: (task.round, task.part if task.round else task.task))
         self._ready.clear()
         self._redo.clear()

@@ -29,11 +29,14 @@ class PulledTasks(TaskSource):
     Args:
         steps: Maximum number of steps; None: no limit.
         begin: Position at which the epoch begins.
+
+    Attributes:
+        issued: Number of batches leased, without returned ones.
     """
 
     def __init__(self, steps: int | None = None, begin: Position | None = None) -> None:
         self._steps = steps
-        self._issued = 0
+        self.issued = 0
         self._begin = begin or Position()
         self._next = self._begin.task
         self._stocks: dict[str, _Stock] = {}
@@ -55,11 +58,6 @@ class PulledTasks(TaskSource):
         """Whether the workers have no more batches."""
         return bool(self._stocks) and all(stock.exhausted for stock in self._stocks.values())
 
-    @property
-    def issued(self) -> int:
-        """Number of batches leased, without returned ones."""
-        return self._issued
-
     # ---- TaskSource
 
     def take(self, worker: str, limit: int) -> list[Task]:
@@ -71,7 +69,7 @@ class PulledTasks(TaskSource):
         stock.waiting -= count
         tasks = [Task(self._next + index, 0, 0) for index in range(count)]
         self._next += count
-        self._issued += count
+        self.issued += count
         return tasks
 
     def take_round(self) -> list[Task]:
@@ -84,7 +82,7 @@ class PulledTasks(TaskSource):
         A batch that was not begun waits at its worker, or is lost with it. One that was trained cannot be made again:
         if its update is lost, it is missing in the epoch. Of a given number of steps, another batch takes its place.
         """
-        self._issued -= len(tasks)
+        self.issued -= len(tasks)
         return ()
 
     def release(self, worker: str) -> None:
@@ -127,23 +125,8 @@ class PulledTasks(TaskSource):
 
     @property
     def _left(self) -> int:
-        return 2**62 if self._steps is None else max(0, self._steps - self._issued)
-
-
-@dataclass(frozen=True)
-class RowSplit:
-    """Rows ``[begin, end)`` of the order of a pass, which belong to one worker."""
-
-    begin: int
-    end: int
-
-
-@dataclass
-class _Last:
-    """The last request of a worker, and the answer to it."""
-
-    request: tuple[int, int]
-    split: RowSplit | None
+        # Any number that no epoch reaches stands for no limit.
+        return 2**62 if self._steps is None else max(0, self._steps - self.issued)
 
 
 class RowSplits:
@@ -164,7 +147,7 @@ class RowSplits:
         self.iteration = 0
         self._rows, self._size = rows, size
         self._next: dict[int, int] = {}
-        self._last: dict[str, _Last] = {}
+        self._last: dict[str, tuple[tuple[int, int], range | None]] = {}  # request and answer of each worker
 
     def begin(self, iteration: int) -> None:
         """Begin an iteration; requests of earlier ones get nothing more."""
@@ -172,22 +155,23 @@ class RowSplits:
         self._next.clear()
         self._last.clear()
 
-    def forget(self, worker: str) -> None:
-        """Forget the last request of a lost worker."""
+    def remove(self, worker: str) -> None:
+        """Remove a lost worker; the rows that it has taken are not given again."""
         self._last.pop(worker, None)
 
-    def take(self, worker: str, iteration: int, pass_index: int, number: int) -> RowSplit | None:
+    def take(self, worker: str, iteration: int, pass_index: int, number: int) -> range | None:
         """Give the worker rows of a pass; None: all rows of the pass are taken, or the iteration is over.
 
         ``number`` counts the worker's requests of a pass: one that is repeated gets the same answer.
         """
         if iteration != self.iteration:
             return None
-        last, request = self._last.get(worker), (pass_index, number)
-        if last is not None and last.request == request:
-            return last.split
+        answered, answer = self._last.get(worker, (None, None))
+        request = pass_index, number
+        if request == answered:
+            return answer
         begin = self._next.get(pass_index, 0)
-        split = RowSplit(begin, min(begin + self._size, self._rows)) if begin < self._rows else None
-        self._next[pass_index] = split.end if split else self._rows
-        self._last[worker] = _Last(request, split)
+        split = range(begin, min(begin + self._size, self._rows)) or None
+        self._next[pass_index] = split.stop if split else self._rows
+        self._last[worker] = request, split
         return split

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-MEGABIT = 1e6 / 8
 Division = tuple[tuple[int, ...], ...]
 
 
@@ -25,11 +24,6 @@ class RingLink:
 
     latency_s: float
     s_per_byte: float
-
-    @classmethod
-    def of_bandwidth(cls, mbit: float, latency_s: float) -> RingLink:
-        """Return the cost on links that carry ``mbit`` millions of bits per second in each direction."""
-        return cls(latency_s, 1 / (mbit * MEGABIT))
 
     @classmethod
     def fitted(cls, measured: Iterable[tuple[int, int, float]]) -> RingLink:
@@ -142,8 +136,7 @@ def divisions(
 ) -> dict[int, tuple[float, Division]]:
     """Return for each number of parts, up to ``most``, the highest rate and its division.
 
-    The workers of a machine stay together. The machines form a line, by their first worker in ``group``, which is cut
-    by dynamic programming.
+    The workers of a machine stay together. The machines form a line, by their first worker in ``group``, which is cut.
 
     Args:
         group: Workers, the fastest first.
@@ -152,25 +145,39 @@ def divisions(
         most: Maximum number of parts.
     """
     blocks = network.parts(group)
-    rates = _rates(blocks, seconds, network)
-    count = len(blocks)
-    best = np.full(count + 1, -np.inf)  # highest rate of the first n machines
-    best[0] = 0.0
-    starts: list[list[int]] = []
     found = {}
-    for number in range(1, min(most, count) + 1):
-        sums = best[:, None] + rates  # by start and stop
-        starts.append([int(start) for start in np.argmax(sums, axis=0)])
-        best = np.max(sums, axis=0)
-        borders = [count]
-        for earlier in reversed(starts):
-            borders.append(earlier[borders[-1]])
-        cuts = borders[::-1]
+    for rate, cuts in best_cuts(_rates(blocks, seconds, network), min(most, len(blocks))):
         division = tuple(
             network.ordered(worker for block in blocks[a:b] for worker in block)
             for a, b in zip(cuts, cuts[1:], strict=False)
         )
-        found[number] = (float(best[-1]), division)
+        found[len(division)] = (rate, division)
+    return found
+
+
+def best_cuts(gains: np.ndarray, most: int) -> list[tuple[float, list[int]]]:
+    """Cut a line of n places into intervals with the highest sum of gains, by dynamic programming.
+
+    Args:
+        gains: Gain of the interval from each start to each stop, shape ``(n + 1, n + 1)``; minus infinity where there
+            is none.
+        most: Maximum number of intervals.
+
+    Returns:
+        For each number of intervals from 1 on: the sum, and the borders from 0 to n.
+    """
+    best = np.full(len(gains), -np.inf)  # highest sum of the first places
+    best[0] = 0.0
+    starts: list[list[int]] = []
+    found = []
+    for _ in range(most):
+        sums = best[:, None] + gains
+        starts.append([int(start) for start in np.argmax(sums, axis=0)])
+        best = np.max(sums, axis=0)
+        borders = [len(gains) - 1]
+        for earlier in reversed(starts):
+            borders.append(earlier[borders[-1]])
+        found.append((float(best[-1]), borders[::-1]))
     return found
 
 

@@ -84,7 +84,7 @@ class TaskPolicy:
 
     def waiters_alike(self, consistency_alike: bool) -> bool:
         """Return whether waiting workers can proceed only all at once; the argument is the consistency policy's."""
-        return True
+        return consistency_alike or not self.divides
 
 
 class DynamicTasks(TaskPolicy):
@@ -105,10 +105,6 @@ class StaticTasks(TaskPolicy):
         """Return equal shares."""
         return dict.fromkeys(workers, 1.0)
 
-    def waiters_alike(self, consistency_alike: bool) -> bool:
-        """Return the value of the consistency policy."""
-        return consistency_alike
-
 
 class ProportionalTasks(TaskPolicy):
     """Shares in proportion to the speeds of workers, as soon as all speeds are known."""
@@ -121,14 +117,10 @@ class ProportionalTasks(TaskPolicy):
         self, workers: Sequence[str], speeds: Speeds, size_of: Callable[[str], int]
     ) -> Mapping[str, float] | None:
         """Return the samples per second of each worker; None before all speeds are known."""
-        if any(speeds.steps(worker) < SURE_STEPS for worker in workers):
+        if any(speeds.of(worker).steps < SURE_STEPS for worker in workers):
             return None
-        lines = {worker: speeds.of(worker) for worker in workers}
+        lines = {worker: speeds.of(worker).step_time for worker in workers}
         return {worker: line.samples_per_s(size_of(worker)) for worker, line in lines.items() if line}
-
-    def waiters_alike(self, consistency_alike: bool) -> bool:
-        """Return the value of the consistency policy."""
-        return consistency_alike
 
 
 class FinishTogetherTasks(TaskPolicy):
@@ -148,7 +140,7 @@ class FinishTogetherTasks(TaskPolicy):
 
     def _ends_soon(self, worker: str, size: int, epoch: EpochView) -> bool:
         """Whether the worker's part of the rest may be under ``size`` steps, if speeds double before the next sum."""
-        step_s = epoch.speeds.now(worker)
+        step_s = epoch.speeds.of(worker).now
         if step_s is None or not epoch.samples_per_s:
             return True
         least_s = epoch.book.remaining * epoch.reference / (2 * epoch.samples_per_s)
@@ -167,7 +159,7 @@ def _steps_left_for(worker: LeaseHolder, epoch: EpochView) -> int:
 
 
 def _runner(worker: LeaseHolder, asks: bool, epoch: EpochView) -> Runner | None:
-    line = epoch.speeds.now(worker.name)
+    line = epoch.speeds.of(worker.name).now
     if line is None:
         return None
     held = epoch.book.held(worker.name, begun=worker.in_flight)

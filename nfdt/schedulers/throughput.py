@@ -130,7 +130,7 @@ def fit_line(pairs: Sequence[Pair] | deque[Pair]) -> StepTime | None:
 
 
 class Speeds:
-    """The step times of a job's workers."""
+    """The measured steps of a job's workers."""
 
     def __init__(self) -> None:
         self._workers: dict[str, Throughput] = {}
@@ -139,44 +139,16 @@ class Speeds:
         """Record a step of the worker: ``samples`` took ``seconds``, of which ``exchange_s`` were not computation."""
         self._workers.setdefault(worker, Throughput()).add(samples, seconds, exchange_s)
 
-    def of(self, worker: str) -> StepTime | None:
-        """Return the worker's step time; None before it is known."""
-        known = self._workers.get(worker)
-        return known.step_time if known else None
+    def of(self, worker: str) -> Throughput:
+        """Return the worker's steps, to read; there are none before the first one is recorded."""
+        return self._workers.get(worker, _UNMEASURED)
 
-    def now(self, worker: str) -> StepTime | None:
-        """Return the worker's step time, adjusted to its last step; None before it is known."""
-        known = self._workers.get(worker)
-        return known.now if known else None
-
-    def step_s(self, worker: str, samples: int) -> float | None:
-        """Return the worker's seconds per step of this size; None before they are known."""
-        line = self.of(worker)
-        return None if line is None else line.seconds(samples)
-
-    def steps(self, worker: str) -> int:
-        """Return the number of the worker's measured steps."""
-        known = self._workers.get(worker)
-        return known.steps if known else 0
-
-    def changes(self, worker: str) -> int:
-        """Return the number of detected changes of the worker's speed."""
-        known = self._workers.get(worker)
-        return known.changes if known else 0
-
-    def exchange_s(self, worker: str) -> float:
-        """Return the seconds of the worker's step that are not computation."""
-        known = self._workers.get(worker)
-        return known.exchange_s if known else 0.0
-
-    def identified(self, worker: str) -> bool:
-        """Whether the worker's alpha has been separated from its beta."""
-        known = self._workers.get(worker)
-        return known is not None and known.identified
-
-    def forget(self, worker: str) -> None:
+    def remove(self, worker: str) -> None:
         """Remove a lost worker."""
         self._workers.pop(worker, None)
+
+
+_UNMEASURED = Throughput()
 
 
 def lease_size(remaining: int, workers: int, task_s: float | None, *, target_s: float = 0.2, most: int = 64) -> int:

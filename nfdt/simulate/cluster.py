@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.job import MAX_SHARDS, MAX_WORKERS
-from nfdt.schedulers import StepTime
+from nfdt.schedulers.throughput import StepTime
 
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
@@ -44,6 +44,11 @@ class LinkDescription(_ClusterTable):
 
     bandwidth_mbit: Positive | None = None
     latency_ms: NonNegative = 0.0
+
+    @property
+    def s_per_byte(self) -> float:
+        """Seconds of a byte in each direction; 0: not limited."""
+        return 8e-6 / self.bandwidth_mbit if self.bandwidth_mbit else 0.0
 
 
 class Workers(LinkDescription):
@@ -143,6 +148,10 @@ class ClusterDescription(_ClusterTable):
     def each(self) -> list[Workers]:
         """Return the description of every worker, indexed by its number."""
         return [workers for workers in self.workers for _ in range(workers.count)]
+
+    def path(self, worker: Workers) -> list[LinkDescription]:
+        """Return the links between a worker and the shards: its own, that of the shards, and a shared one, if any."""
+        return [worker, self.shards, *([self.links[worker.link]] if worker.link is not None else [])]
 
     @property
     def is_relative(self) -> bool:

@@ -13,50 +13,38 @@ from typing import Any
 Action = Callable[[], None]
 
 
-class VirtualClock:
-    """A :class:`~nfdt.core.clock.Clock` whose time is constant between two events."""
+class Agenda:
+    """Future events, in order; a :class:`~nfdt.core.clock.Clock` whose time is constant between two events.
+
+    Attributes:
+        events: Number of events that have happened.
+    """
 
     def __init__(self) -> None:
+        self.events = 0
         self._now = 0.0
+        self._queue: list[tuple[float, int, Action]] = []
+        self._planned = 0
 
     def now(self) -> float:
         """Return the virtual seconds since the simulation began."""
         return self._now
 
-    def set(self, now: float) -> None:
-        """Set the time to that of the event that happens now."""
-        self._now = now
-
-
-class Agenda:
-    """Future events, in order.
-
-    Attributes:
-        clock: Clock with the time of the event that happens now.
-        events: Number of events that have happened.
-    """
-
-    def __init__(self) -> None:
-        self.clock = VirtualClock()
-        self.events = 0
-        self._queue: list[tuple[float, int, Action]] = []
-        self._planned = 0
-
     def at(self, when: float, action: Action) -> None:
         """Plan an action for virtual second ``when``; if that is past, for now."""
         self._planned += 1
-        heapq.heappush(self._queue, (max(when, self.clock.now()), self._planned, action))
+        heapq.heappush(self._queue, (max(when, self._now), self._planned, action))
 
     def after(self, seconds: float, action: Action) -> None:
         """Plan an action for ``seconds`` from now."""
-        self.at(self.clock.now() + seconds, action)
+        self.at(self._now + seconds, action)
 
     def step(self) -> bool:
         """Execute the next event; return False if there is none."""
         if not self._queue:
             return False
         when, _, action = heapq.heappop(self._queue)
-        self.clock.set(when)
+        self._now = when
         self.events += 1
         action()
         return True

@@ -7,7 +7,7 @@ It is the counterpart of :mod:`nfdt.jobserver.job` without threads and processes
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nfdt.coordinator.coordinator import Coordinator
@@ -24,15 +24,15 @@ from nfdt.model.program.state import State, load_state
 from nfdt.schedulers.task_policies import make_task_policy
 from nfdt.shard.building import pushes_differences
 from nfdt.simulate.cluster import ClusterDescription
-from nfdt.simulate.effects import Record, SimulatedEffects
 from nfdt.simulate.events import Agenda, Signal
 from nfdt.simulate.local_steps import LocalOptimizer, LocalWorker
 from nfdt.simulate.machines import Machine, Post, VirtualNetwork
-from nfdt.simulate.post_plan import PostPlan, Regrouping, simulated
+from nfdt.simulate.post_plan import PostPlan, simulated
+from nfdt.simulate.record import Record
 from nfdt.simulate.roster import WaitingWorkers, WorkerRoster
 from nfdt.simulate.shards import LocalShards
 from nfdt.simulate.trainer import Read, Trainer
-from nfdt.simulate.worker import SimulatedWorker, VirtualClient, Way
+from nfdt.simulate.worker import SimulatedWorker, VirtualClient
 from nfdt.transport.choice import make_choice
 
 RESULT = "result"
@@ -42,7 +42,7 @@ EncodedBatch = tuple[bytes, int]
 
 
 class SimulatedJob:
-    """A job on a described cluster, with the methods that a client uses of a real job.
+    """A job on a described cluster, with the methods that a client uses of a real job, and those for the effects.
 
     Args:
         spec: The job; its numbers of workers and shards are replaced by those of the cluster.
@@ -83,24 +83,19 @@ class SimulatedJob:
         self._post_plan = PostPlan(spec, machines, self._network, self.trainer.layout.size)
         self.shards = LocalShards(spec, manifest, state, len(self._post_plan.posts))
         self._local = LocalOptimizer(manifest, state) if pushes_differences(spec.algorithm) else None
-        clock = self.agenda.clock
+        policy = view_of(self.spec).policy(self.spec)
         self.coordinator = Coordinator(
-            self._post_plan.seen, self._post_plan.policy, clock, self._merger, self._post_plan.sizes, held=True
+            self._post_plan.seen, policy, self.agenda, self._merger, self._post_plan.sizes, held=True
         )
-        self._roster = WorkerRoster(self.agenda, self.coordinator, self._worker, self._stir)
-        alike = make_task_policy(spec.algorithm.tasks).waiters_alike(self._post_plan.policy.facts.waiters_alike)
+        self._roster = WorkerRoster(
+            self.agenda, self.coordinator, self._post_plan, self._network, self._worker, self._stir, self.emit
+        )
+        alike = make_task_policy(spec.algorithm.tasks).waiters_alike(policy.facts.waiters_alike)
         self._waiting = WaitingWorkers(self.agenda, self.coordinator, alike=alike)
-        self._effects = SimulatedEffects(
-            self.coordinator, self._roster, self._waiting, self.shards, self.record, clock.now, self._result
-        )
-        self._settling = False
+        self._events: list[Event] = []
+        self._settling = self._ended = False
         self._fed: tuple[int, Iterator[EncodedBatch]] | None = None
-        regrouping = Regrouping(
-            self.agenda, self.coordinator, self._post_plan, self._roster, self._network, self._effects.emit
-        )
-        self._effects.between_epochs = regrouping
-        regrouping.start_workers("as described")
-        self._stir()
+        self._roster.start_all("as described")
 
     @property
     def spec(self) -> JobSpec:
@@ -117,13 +112,17 @@ class SimulatedJob:
         """
         seen = 0
         while True:
-            while seen < len(self._effects.events):
-                yield self._effects.events[seen]
+            while seen < len(self._events):
+                yield self._events[seen]
                 seen += 1
-            if self._effects.ended:
+            if self._ended:
                 return
             if not self.agenda.step():
-                self._tell_stuck()
+                waiting = ", ".join(self.coordinator.waiting_for()) or "nobody"
+                raise JobFailed(
+                    f"The simulation cannot go on at {self.agenda.now():.3f} virtual seconds, in phase "
+                    f"{self.coordinator.phase}: it waits for {waiting}."
+                )
 
     def run(self) -> Record:
         """Run to the end without a client.
@@ -181,25 +180,29 @@ class SimulatedJob:
 
     def worker_statistics(self) -> dict[str, dict[str, Any]]:
         """Return the workers' totals so far."""
-        return self._statistics()
+        speeds, codec = self.coordinator.speeds(), self.spec.algorithm.codec
+        return {
+            name: {**json.loads(worker.statistics.to_json(worker.client, codec)), **speeds.get(name, {})}
+            for name, worker in self._roster.workers.items()
+        }
 
     def validated(self, epoch: int, logs: Mapping[str, Any]) -> None:
         """Do nothing: no other client attaches to the job."""
 
     def cancel(self, reason: str) -> None:
         """End the job without further events."""
-        self._effects.ended = True
+        self._ended = True
 
     # ---- workers
 
     def _worker(self, name: str, index: int, post: Post) -> SimulatedWorker:
-        algorithm, clock = self.spec.algorithm, self.agenda.clock.now
-        up, down = self._network.roads(post.group.machines[0].described)
-        way = Way(self.agenda, self._network, up, down)
-        choice = make_choice(algorithm, self.trainer.layout.size, clock=clock)
+        algorithm, layout = self.spec.algorithm, self.shards.layout
+        roads = self._network.roads(post.machines[0].described)
+        choice = make_choice(algorithm, layout.size, clock=self.agenda.now)
         stores: Any = self.shards.stores
-        client = VirtualClient(stores, self.shards.layout, name, way, overlap=algorithm.overlap, choice=choice)
-        watched = (self.record.applied, self._member_stepped, clock)
+        way = self.agenda, self._network, roads
+        client = VirtualClient(stores, layout, name, *way, overlap=algorithm.overlap, choice=choice)
+        watched = self.record.applied, self._member_stepped, self.agenda
         parts = (self.spec, name, index, post, self.trainer, client, self._ask, *watched)
         return LocalWorker(*parts, optimizer=self._local) if self._local else SimulatedWorker(*parts)
 
@@ -210,13 +213,48 @@ class SimulatedJob:
     def _ask(self, name: str, report: ins.Report) -> ins.Instruction | Signal:
         instruction = self.coordinator.next(name, report)
         self._stir()
-        if (
-            not isinstance(instruction, ins.Wait) or report.in_flight
-        ):  # a worker with pushes in flight reports them first
-            return instruction
+        if not isinstance(instruction, ins.Wait) or report.in_flight:
+            return instruction  # a worker with pushes in flight reports them first
         return self._waiting.add(name)
 
     # ---- the coordinator's effects
+
+    def emit(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Append an event and add it to the record."""
+        now = self.agenda.now()
+        self.record.observe(now, kind, data)
+        self._events.append(Event(len(self._events) + 1, now, kind, dict(data)))  # type: ignore[arg-type]
+
+    def flush_shards(self, epoch: int) -> None:
+        """Apply the gradients that the stores hold."""
+        self.shards.flush()
+        self.coordinator.flushed(epoch)
+
+    def forget_worker(self, worker: str, tasks: Sequence[int]) -> None:
+        """Free the state that the stores keep for a lost worker; tasks that they have applied are not done again."""
+        self._waiting.remove(worker)
+        self.coordinator.forgotten(worker, self.shards.forget(worker, tasks))
+
+    def give_up(self, worker: str, reason: str) -> None:
+        """End a worker that sent nothing for too long."""
+        self._roster.lose(worker, reason)
+
+    def end_epoch(self, epoch: int, decision: ins.CallbackDecision | None) -> None:
+        """Form other workers, if that saves time; simulated jobs have no callbacks on workers."""
+        self._roster.regroup()
+
+    def fail(self, reason: str) -> None:
+        """End the job as failed."""
+        self._end("failed", reason)
+
+    def finish(self) -> None:
+        """End the job with its result."""
+        self.emit("result", {"artifact": RESULT, "workers": self.worker_statistics()})
+        self._end("succeeded", None)
+
+    def _end(self, state: str, reason: str | None) -> None:
+        self.emit("state", {"state": state, "reason": reason, "error": None})
+        self._ended = True
 
     def _stir(self) -> None:
         """Schedule the effects of a change before the next event, but not within the current one."""
@@ -226,10 +264,10 @@ class SimulatedJob:
 
     def _settle(self) -> None:
         self._settling = False
-        while not self._effects.ended:
+        while not self._ended:
             effects = self.coordinator.drain()
             for effect in effects:
-                carry_out(effect, self._effects)
+                carry_out(effect, self)
             self._pump()
             if not effects and self.coordinator.phase == "hold":
                 self.coordinator.release()
@@ -248,20 +286,3 @@ class SimulatedJob:
                 self.coordinator.feed_ended(epoch)
             else:
                 self.coordinator.fed(epoch, *batch)
-
-    def _result(self) -> dict[str, Any]:
-        return {"artifact": RESULT, "workers": self._statistics()}
-
-    def _statistics(self) -> dict[str, dict[str, Any]]:
-        speeds, codec = self.coordinator.speeds(), self.spec.algorithm.codec
-        return {
-            name: {**json.loads(worker.statistics.to_json(worker.client, codec)), **speeds.get(name, {})}
-            for name, worker in self._roster.workers.items()
-        }
-
-    def _tell_stuck(self) -> None:
-        waiting = ", ".join(self.coordinator.waiting_for()) or "nobody"
-        raise JobFailed(
-            f"The simulation cannot go on at {self.agenda.clock.now():.3f} virtual seconds, in phase "
-            f"{self.coordinator.phase}: it waits for {waiting}."
-        )

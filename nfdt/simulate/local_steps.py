@@ -119,7 +119,7 @@ class LocalWorker(SimulatedWorker):
         step = yield from super().compute(task, self.optimizer.weights(self.index))
         self.optimizer.step(self.index, step.gradient)
         self._steps += 1
-        return replace(step, gradient=None, denominator=0.0, due=self._steps >= self.post.share.local_steps)
+        return replace(step, gradient=None, denominator=0.0, due=self._steps >= self.post.local_steps)
 
     def difference(self, held: Array) -> Array:
         """Return what the steps since the last push have changed."""

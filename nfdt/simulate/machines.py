@@ -13,8 +13,8 @@ import numpy as np
 
 from nfdt.coordinator.online_planner import ShardLoad
 from nfdt.planning import Cluster, SharedLink, WorkerCost
-from nfdt.schedulers import StepTime
 from nfdt.schedulers.ring_network import ONE_MACHINE, RingLink, RingNetwork
+from nfdt.schedulers.throughput import StepTime
 from nfdt.simulate.cluster import ClusterDescription, LinkDescription, Workers
 
 
@@ -54,16 +54,17 @@ class Machine:
         return stood
 
 
+@dataclass
 class VirtualLane:
     """One direction of a link: a message begins after the previous one has left.
 
-    Args:
-        bandwidth_mbit: Millions of bits per second; None: not limited.
+    Attributes:
+        s_per_byte: Seconds of a byte; 0: not limited.
+        free_at: Time at which the last message has left.
     """
 
-    def __init__(self, bandwidth_mbit: float | None) -> None:
-        self.s_per_byte = 8e-6 / bandwidth_mbit if bandwidth_mbit else 0.0
-        self.free_at = 0.0
+    s_per_byte: float = 0.0
+    free_at: float = 0.0
 
 
 class Road:
@@ -119,18 +120,12 @@ class VirtualNetwork:
     def roads(self, described: Workers) -> tuple[Road, Road]:
         """Return the paths of a worker with this description: to the shards, and back."""
         if self._ring:
-            nothing = Road([VirtualLane(None)], [VirtualLane(None) for _ in self._shards], 0.0)
+            nothing = Road([VirtualLane()], [VirtualLane() for _ in self._shards], 0.0)
             return nothing, nothing
-        own = _both(described)
-        links: list[LinkDescription] = [described, self._cluster.shards]
-        shared = None
-        if described.link is not None:
-            shared = self._shared[described.link]
-            links.append(self._cluster.links[described.link])
-        latency_s = sum(link.latency_ms for link in links) / 1000
+        links = [_both(described), *([self._shared[described.link]] if described.link is not None else [])]
+        latency_s = sum(link.latency_ms for link in self._cluster.path(described)) / 1000
         up, down = (
-            Road([own[way], *([shared[way]] if shared else [])], [shard[way] for shard in self._shards], latency_s)
-            for way in (0, 1)
+            Road([link[way] for link in links], [shard[way] for shard in self._shards], latency_s) for way in (0, 1)
         )
         return up, down
 
@@ -165,60 +160,37 @@ class VirtualNetwork:
     def _ring_link(self, members: Sequence[Workers]) -> RingLink:
         """Return the cost of a ring on the links of the members: that of the slowest."""
         links = [*members, *(self._cluster.links[m.link] for m in members if m.link is not None)]
-        s_per_byte = max(8e-6 / link.bandwidth_mbit if link.bandwidth_mbit else 0.0 for link in links)
-        return RingLink(max(link.latency_ms for link in links) / 1000, s_per_byte)
+        return RingLink(max(link.latency_ms for link in links) / 1000, max(link.s_per_byte for link in links))
 
 
 def _both(link: LinkDescription) -> tuple[VirtualLane, VirtualLane]:
-    return VirtualLane(link.bandwidth_mbit), VirtualLane(link.bandwidth_mbit)
-
-
-@dataclass(frozen=True)
-class Share:
-    """Division of a task among the machines of a worker.
-
-    Attributes:
-        rows: Rows of a full step per machine; the rows of a task are split in this proportion.
-        rate: Factor of the learning rate; None: that of the job.
-        local_steps: Steps between two pushes of a group that pushes differences.
-    """
-
-    rows: tuple[int, ...]
-    rate: float | None = None
-    local_steps: int = 1
-
-
-@dataclass(frozen=True)
-class MachineGroup:
-    """The machines of one worker.
-
-    Attributes:
-        machines: The machines, at least one.
-        inside_s: Seconds to average a gradient among them.
-    """
-
-    machines: tuple[Machine, ...]
-    inside_s: float = 0.0
+    return VirtualLane(link.s_per_byte), VirtualLane(link.s_per_byte)
 
 
 @dataclass
 class Post:
-    """The machines and the share of one worker of the coordinator.
+    """The machines of one worker of the coordinator, and its share of the job.
 
     Attributes:
-        group: Its machines.
-        share: Division of a task among the machines; changes between epochs.
+        machines: Its machines, at least one.
+        inside_s: Seconds to average a gradient among them.
+        rows: Rows of a full step per machine; the rows of a task are split in this proportion.
+        rate: Factor of the learning rate; None: that of the job.
+        local_steps: Steps between two pushes of a group that pushes differences.
         worker: Name of its current worker, or of its last one.
     """
 
-    group: MachineGroup
-    share: Share
+    machines: tuple[Machine, ...]
+    inside_s: float
+    rows: tuple[int, ...]
+    rate: float | None = None
+    local_steps: int = 1
     worker: str = ""
 
     @property
     def members(self) -> tuple[int, ...]:
         """Numbers of its machines."""
-        return tuple(machine.number for machine in self.group.machines)
+        return tuple(machine.number for machine in self.machines)
 
 
 def costs_of(cluster: ClusterDescription, batch_size: int, weights: int) -> Cluster:
@@ -233,24 +205,18 @@ def costs_of(cluster: ClusterDescription, batch_size: int, weights: int) -> Clus
     apply_s = cluster.shards.apply_s
     workers = []
     for number, worker in enumerate(described):
-        links: list[LinkDescription] = [worker, cluster.shards]
-        if worker.link is not None:
-            links.append(cluster.links[worker.link])
+        links = cluster.path(worker)
         there_and_back_s = 2 * sum(link.latency_ms for link in links) / 1000
-        travel_s = 2 * size * max(_s_per_byte(link) for link in links)
+        travel_s = 2 * size * max(link.s_per_byte for link in links)
         step = Machine(number, worker, batch_size, cluster.seed).step
         exchange_s = there_and_back_s + travel_s + apply_s
         cost = WorkerCost(f"worker-{number}", step, exchange_s, worker.jitter, travel_s, there_and_back_s)
         workers.append(cost)
-    shared = [SharedLink(size / cluster.shards.count * _s_per_byte(cluster.shards), frozenset(range(len(described))))]
+    shared = [SharedLink(size / cluster.shards.count * cluster.shards.s_per_byte, frozenset(range(len(described))))]
     for name, link in cluster.links.items():
         members = frozenset(number for number, worker in enumerate(described) if worker.link == name)
-        shared.append(SharedLink(size * _s_per_byte(link), members))
+        shared.append(SharedLink(size * link.s_per_byte, members))
     network = VirtualNetwork(cluster, 1)
     busy = tuple(link for link in shared if link.busy_s and link.workers)
     allreduce_s = network.allreduce_s(described, size)
     return Cluster(tuple(workers), batch_size, apply_s, allreduce_s, busy, network.rings(size))
-
-
-def _s_per_byte(link: LinkDescription) -> float:
-    return 8e-6 / link.bandwidth_mbit if link.bandwidth_mbit else 0.0

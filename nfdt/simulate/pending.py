@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from nfdt.core.arrays.layout import Array
+from nfdt.core.work.tasks import Task
 from nfdt.model.backends.lanes import BatchedStep, GradientLane, LaneBatch, LaneResult
 from nfdt.model.training.data import ArraySource
 from nfdt.model.training.job_model import JobModel, samples_of
-from nfdt.schedulers import Task
 from nfdt.transport.base import Pulled
 
 _log = logging.getLogger(__name__)
@@ -38,8 +38,8 @@ class PendingGradients:
         source = job.train
         self._on_device = isinstance(source, ArraySource) and step.hold(source.batch(slice(0, source.samples)))
 
-    def forget(self) -> None:
-        """Forget all gradients."""
+    def clear(self) -> None:
+        """Drop all gradients, which no worker needs any more."""
         self._lanes.clear()
 
     def add(self, held: Pulled, state: list[Array], tasks: Sequence[Task]) -> GradientLane | None:

@@ -5,22 +5,16 @@ Between two epochs they may change to groups, or to other groups, as on the job 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
 
-from nfdt.consistency import ConsistencyPolicy
-from nfdt.coordinator.coordinator import Coordinator
-from nfdt.coordinator.group_plan import GroupPlan, groups_event
-from nfdt.coordinator.online_planner import WORLDS_S, plan_event
+from nfdt.coordinator.group_plan import GroupPlan
+from nfdt.coordinator.online_planner import WORLDS_S
 from nfdt.coordinator.topology_view import grouped, view_of
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.job import JobSpec, check_groups
 from nfdt.schedulers.group_shares import FixedSizes, GroupShare
 from nfdt.schedulers.grouping import Groups
-from nfdt.simulate.events import Agenda
-from nfdt.simulate.machines import Machine, MachineGroup, Post, Share, VirtualNetwork
-from nfdt.simulate.roster import WorkerRoster
+from nfdt.simulate.machines import Machine, Post, VirtualNetwork
 from nfdt.simulate.worker import SimulatedWorker
 
 MEASURED_STEPS = 20  # of each machine before groups are formed, half of them with a quarter of the rows
@@ -37,6 +31,7 @@ class PostPlan:
 
     Attributes:
         spec: Current specification of the job.
+        weights: Elements of the model.
         posts: One post per worker, in order.
         sizes: Batch sizes of the groups; None without groups.
         shares: Share of each group, in the order of ``posts``; empty without groups.
@@ -47,7 +42,8 @@ class PostPlan:
 
     def __init__(self, spec: JobSpec, machines: Sequence[Machine], network: VirtualNetwork, weights: int) -> None:
         _check(spec)
-        self.spec, self._machines, self._network, self._bytes = spec, list(machines), network, 4 * weights
+        self.spec, self._machines, self._network = spec, list(machines), network
+        self.weights, self._bytes = weights, 4 * weights
         self.sizes: FixedSizes | None = None
         self.shares: tuple[GroupShare, ...] = ()
         every_machine = tuple(m.number for m in machines)
@@ -68,21 +64,6 @@ class PostPlan:
         cluster = seen.cluster.model_copy(update={"workers": len(self.posts)})
         return seen.model_copy(update={"attended": True, "cluster": cluster})
 
-    @property
-    def policy(self) -> ConsistencyPolicy:
-        """Consistency policy of the job."""
-        return view_of(self.spec).policy(self.spec)
-
-    @property
-    def may_turn(self) -> bool:
-        """Whether the workers are flat and may become groups."""
-        return view_of(self.spec).may_form_groups(self.spec)
-
-    @property
-    def weights(self) -> int:
-        """Number of elements of the model."""
-        return self._bytes // 4
-
     def machines_of(self, workers: Sequence[SimulatedWorker]) -> dict[str, str]:
         """Return the name of each worker's machine; empty where it has its own and none is described."""
         network = self._network.rings(self._bytes)
@@ -94,7 +75,7 @@ class PostPlan:
             self._plan.measured(str(machine), samples, seconds)
 
     def seated(self) -> None:
-        """Set the groups' batch sizes by worker name; called once every post has a worker."""
+        """Set the groups' batch sizes by worker name, once every post has a worker."""
         if self.sizes is not None:
             batches = [share.batch for share in self.shares]
             self.sizes.state({post.worker: batch for post, batch in zip(self.posts, batches, strict=True)})
@@ -132,11 +113,13 @@ class PostPlan:
         """Derive step times from the machines' descriptions; real groups measure them in their first world."""
         batch = self.spec.fit.batch_size
         for machine in self._machines:
+            # Steps of two sizes tell the cost of a step from that of its rows.
             for rows in (batch, max(1, batch // 4)) * (MEASURED_STEPS // 2):
                 plan.measured(str(machine.number), rows, machine.step.seconds(rows))
 
     def _form(self, groups: Groups) -> None:
         assert self._plan is not None, "only such jobs come here"
+        # Only rows of arrays can be cut into batches of any size.
         self.sizes = FixedSizes(self.spec.fit.batch_size) if self.spec.train.kind == "arrays" else None
         self.posts = self._posts(groups)
         self._plan.settle(groups)
@@ -145,78 +128,15 @@ class PostPlan:
     def _share_out(self, plan: GroupPlan, groups: Groups) -> None:
         self.shares = plan.shares(groups)
         for post, share in zip(self.posts, self.shares, strict=True):
-            post.share = Share(share.rows, share.rate, share.local_steps)
+            post.rows, post.rate, post.local_steps = share.rows, share.rate, share.local_steps
 
     def _posts(self, groups: Groups) -> list[Post]:
-        batch = self.spec.fit.batch_size
-        return [Post(self._group(members), Share((batch,) * len(members))) for members in groups]
-
-    def _group(self, members: tuple[int, ...]) -> MachineGroup:
-        machines = tuple(self._machines[number] for number in members)
-        inside_s = self._network.allreduce_s([machine.described for machine in machines], self._bytes)
-        return MachineGroup(machines, inside_s)
-
-
-class Regrouping:
-    """Regrouping by the servers' own planner after every epoch; creates the workers of its plan.
-
-    Args:
-        agenda: The virtual clock and its events.
-        coordinator: Coordinator; decides when flat workers become groups.
-        plan: Plan of the posts; decides which machines work together.
-        roster: Workers of the job.
-        network: Network with the load of the shards.
-        emit: Appends an event.
-    """
-
-    def __init__(
-        self,
-        agenda: Agenda,
-        coordinator: Coordinator,
-        plan: PostPlan,
-        roster: WorkerRoster,
-        network: VirtualNetwork,
-        emit: Callable[[str, Mapping[str, Any]], None],
-    ) -> None:
-        self._agenda, self._coordinator, self._plan = agenda, coordinator, plan
-        self._roster, self._network, self._emit = roster, network, emit
-
-    def start_workers(self, reason: str, since: float | None = None) -> None:
-        """Create a worker for every post; its machines may have failed from virtual second ``since`` on."""
-        for post in self._plan.posts:
-            self._roster.start_worker(post, since)
-        self._plan.seated()
-        if shares := self._plan.shares:
-            self._emit("groups", groups_event(shares, reason))
-
-    def review(self) -> None:
-        """Form other workers after an epoch, if that saves time."""
-        coordinator, plan, living = self._coordinator, self._plan, self._roster.living
-        remaining_s = coordinator.epoch_s * (plan.spec.fit.epochs - coordinator.epoch)
-        if coordinator.phase != "hold" or remaining_s <= 0:
-            return
-        if plan.review(living, remaining_s):
-            self._replace_all("speeds have changed")
-            coordinator.expect(len(plan.posts))
-        elif plan.may_turn and len(living) == len(self._roster.workers):
-            load = replace(self._network.load, weights=plan.weights)
-            choice = coordinator.plan_groups(load, remaining_s, plan.machines_of(living))
-            if choice is not None:
-                plan.turn(choice.preset.groups)
-                self._emit("plan", plan_event(choice))
-                self._replace_all("planned")
-                coordinator.renew(plan.seen, plan.sizes)
-
-    def _replace_all(self, reason: str) -> None:
-        """Replace all workers; no worker trains while the worlds of the groups start."""
-        since = self._agenda.clock.now()
-        self._coordinator.retire_all()
-        self._roster.retire_all()
-        self._agenda.after(WORLDS_S, lambda: self._come_up(reason, since))
-
-    def _come_up(self, reason: str, since: float) -> None:
-        self.start_workers(reason, since)
-        self._roster.changed()
+        posts = []
+        for members in groups:
+            machines = tuple(self._machines[number] for number in members)
+            inside_s = self._network.allreduce_s([machine.described for machine in machines], self._bytes)
+            posts.append(Post(machines, inside_s, (self.spec.fit.batch_size,) * len(members)))
+        return posts
 
 
 def _check(spec: JobSpec) -> None:
@@ -235,9 +155,7 @@ def _check(spec: JobSpec) -> None:
 
 
 def simulated(spec: JobSpec, workers: int, shards: int) -> JobSpec:
-    """Return the job for a described cluster: no emulation, and dense embedding gradients, which change no result."""
-    cluster = spec.cluster.model_copy(
-        update={"workers": workers, "shards": shards, "emulate": type(spec.cluster.emulate)()}
-    )
+    """Return the job for a described cluster, with dense embedding gradients, which change no result."""
+    cluster = spec.cluster.model_copy(update={"workers": workers, "shards": shards})
     algorithm = spec.algorithm.model_copy(update={"sparse": False})
     return spec.model_copy(update={"cluster": cluster, "algorithm": algorithm})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from nfdt.core.specs.job import JobSpec
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.state import State
 from nfdt.shard.building import Store, build_store, pushes_differences, served_program
-from nfdt.shard.messages import DeltaRequest, Gradient, Reply
+from nfdt.shard.messages import Gradient, Reply
 
 
 class TimedStore:
@@ -33,21 +34,20 @@ class TimedStore:
 
     def pull(self, worker: str, **fields: Any) -> Reply:
         """Pull as ``ShardStore`` does."""
-        self.order.append(("pull", worker))
-        began = time.perf_counter()
-        reply = self.store.pull(worker, **fields)
-        self.seconds += time.perf_counter() - began
-        return reply
+        with self._timed("pull", worker):
+            return self.store.pull(worker, **fields)
 
-    def push(
-        self, worker: str, gradient: Gradient, *, want_weights: bool = True, delta: DeltaRequest | None = None
-    ) -> Reply:
+    def push(self, worker: str, gradient: Gradient, **options: Any) -> Reply:
         """Push as ``ShardStore`` does."""
-        self.order.append(("push", worker))
+        with self._timed("push", worker):
+            return self.store.push(worker, gradient, **options)
+
+    @contextmanager
+    def _timed(self, kind: str, worker: str) -> Iterator[None]:
+        self.order.append((kind, worker))
         began = time.perf_counter()
-        reply = self.store.push(worker, gradient, want_weights=want_weights, delta=delta)
+        yield
         self.seconds += time.perf_counter() - began
-        return reply
 
 
 class LocalShards:

@@ -20,13 +20,13 @@ import numpy as np
 from nfdt.core.arrays.layout import Array
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work import instructions as ins
+from nfdt.core.work.tasks import Task
 from nfdt.model.backends.contract import current
 from nfdt.model.backends.lanes import GradientLane
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.training import data, merge, steps
 from nfdt.model.training.job_model import JobModel, samples_of
 from nfdt.model.training.untrained_state import UntrainedState
-from nfdt.schedulers import Task
 from nfdt.simulate.pending import PendingGradients, shares_of
 from nfdt.transport.base import Pulled
 
@@ -81,7 +81,7 @@ class Trainer:
         """Reset the state of an earlier job; the new job has the same data and program, but may differ otherwise."""
         self._job.use(spec)
         if self._pending is not None:
-            self._pending.forget()
+            self._pending.clear()
         self._states: dict[int, list[Array]] = {}
         self._untrained: dict[int, UntrainedState] = {}
         self._loaded: int | None = None

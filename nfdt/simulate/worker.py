@@ -16,9 +16,9 @@ import numpy as np
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work import instructions as ins
+from nfdt.core.work.tasks import Task
 from nfdt.model.training.job_model import samples_of
 from nfdt.model.training.ring_rate import ring_rate
-from nfdt.schedulers import Task
 from nfdt.schedulers.proportions import proportional_split
 from nfdt.shard.in_process import InProcessClient, Leaving, reply_bytes
 from nfdt.shard.store import ShardStore
@@ -31,23 +31,6 @@ from nfdt.worker.driver import LoopDriver, Step
 from nfdt.worker.loop import WorkerLoop
 
 
-@dataclass(frozen=True)
-class Way:
-    """Path between one worker and the shards.
-
-    Attributes:
-        agenda: The virtual clock and its events.
-        network: Network with the shards at its end.
-        up: Direction to the shards.
-        down: Direction back to the worker.
-    """
-
-    agenda: Agenda
-    network: VirtualNetwork
-    up: Road
-    down: Road
-
-
 class VirtualClient(InProcessClient):
     """An :class:`InProcessClient` whose pushes and replies arrive after their virtual time.
 
@@ -58,7 +41,9 @@ class VirtualClient(InProcessClient):
         stores: One store per shard, in order.
         layout: Layout of the whole model.
         worker: This worker's name.
-        way: Path to the shards.
+        agenda: The virtual clock and its events.
+        network: Network with the shards at its end.
+        roads: Path to the shards, and back to the worker.
         overlap: Maximum number of unanswered pushes while another one is sent.
         choice: Choice of codecs; None: nothing is encoded.
     """
@@ -68,13 +53,16 @@ class VirtualClient(InProcessClient):
         stores: Sequence[ShardStore],
         layout: ParameterLayout,
         worker: str,
-        way: Way,
+        agenda: Agenda,
+        network: VirtualNetwork,
+        roads: tuple[Road, Road],
         *,
         overlap: int = 0,
         choice: CodecChoice | None = None,
     ) -> None:
         super().__init__(stores, layout, worker, overlap=overlap, choice=choice)
-        self._way, self._alive = way, True
+        self._agenda, self._network, self._alive = agenda, network, True
+        self._up, self._down = roads
         self._sent = self._arrived = self._taken = 0
         self._pushes = InFlight(overlap, self._take, lambda count: self._arrived - self._taken >= count)
         self._arrival: Signal | None = None
@@ -86,24 +74,16 @@ class VirtualClient(InProcessClient):
 
     def answer(self) -> Signal:
         """Return a signal that fires when the next reply arrives."""
-        self._arrival = Signal(self._way.agenda)
+        self._arrival = Signal(self._agenda)
         return self._arrival
-
-    def signal(self) -> Signal:
-        """Return a new signal on the virtual clock."""
-        return Signal(self._way.agenda)
-
-    def start(self, steps: ActivitySteps) -> None:
-        """Run an activity beside the worker's own."""
-        Activity(self._way.agenda, steps)
 
     def travel(self) -> ActivitySteps:
         """Wait while an empty request travels to the shards."""
-        yield self._way.up.send(self._now, [0] * len(self._stores)) - self._now
+        yield self._up.send(self._now, [0] * len(self._stores)) - self._now
 
     def come_back(self, size: int) -> ActivitySteps:
         """Wait while a reply of ``size`` bytes travels back."""
-        yield self._way.down.send(self._now, self._split(size)) - self._now
+        yield self._down.send(self._now, self._split(size)) - self._now
 
     def lose(self) -> None:
         """Mark the worker as gone; its pushes and replies in flight are lost."""
@@ -112,15 +92,15 @@ class VirtualClient(InProcessClient):
     def begin_push(self, gradient: Vector, **options: Unpack[PushOptions]) -> InFlightPush:
         """Begin a push as ``ParameterClient`` does; it is sent now."""
         leaving = self._leave(gradient, options)
-        sent_at, agenda = self._now, self._way.agenda
+        sent_at, agenda = self._now, self._agenda
         self._sent += 1
-        arrives = self._way.up.send(sent_at, leaving.sizes)
-        agenda.at(arrives, lambda: agenda.at(self._way.network.applied(arrives), lambda: self._apply(leaving, sent_at)))
+        arrives = self._up.send(sent_at, leaving.sizes)
+        agenda.at(arrives, lambda: agenda.at(self._network.applied(arrives), lambda: self._apply(leaving, sent_at)))
         return self._pushes.add(leaving.sequence)
 
     @property
     def _now(self) -> float:
-        return self._way.agenda.clock.now()
+        return self._agenda.now()
 
     def _split(self, size: int) -> list[int]:
         """Split the bytes of a reply over the shards in proportion to their weights."""
@@ -132,9 +112,9 @@ class VirtualClient(InProcessClient):
             return
         replies = self._deliver(leaving)
         size = sum(map(reply_bytes, replies))
-        arrives = self._way.down.send(self._now, [reply_bytes(reply) for reply in replies])
-        took = arrives - sent_at - self._way.network.apply_s
-        self._way.agenda.at(arrives, lambda: self._answered(sum(leaving.sizes), size, took))
+        arrives = self._down.send(self._now, [reply_bytes(reply) for reply in replies])
+        took = arrives - sent_at - self._network.apply_s
+        self._agenda.at(arrives, lambda: self._answered(sum(leaving.sizes), size, took))
 
     def _answered(self, sent_bytes: int, received_bytes: int, seconds: float) -> None:
         self._arrived += 1
@@ -163,7 +143,7 @@ class SimulatedWorker(LoopDriver):
         coordinate: Returns the next instruction, or a signal that fires with it.
         answered: Takes worker, task and reply of each push.
         stepped: Takes machine, samples and seconds of each machine's part of a step.
-        clock: Returns the virtual time in seconds.
+        agenda: The virtual clock and its events.
         statistics: Totals of its loop.
     """
 
@@ -176,11 +156,12 @@ class SimulatedWorker(LoopDriver):
     coordinate: Callable[[str, ins.Report], ins.Instruction | Signal]
     answered: Callable[[str, int, Pushed], None]
     stepped: Callable[[int, int, float], None]
-    clock: Callable[[], float]
+    agenda: Agenda
 
     def __post_init__(self) -> None:
         super().__init__(self.spec, self.client)
-        self._loop = WorkerLoop(self, self.clock)
+        self._clock = self.agenda.now
+        self._loop = WorkerLoop(self, self._clock)
         self.statistics = self._loop.statistics
         self._ahead: Signal | None = None  # fires with the answer to a request that was made ahead
 
@@ -198,30 +179,32 @@ class SimulatedWorker(LoopDriver):
 
     def ask(self, report: ins.Report) -> ActivitySteps:
         """Let a report travel, and wait for an instruction."""
-        yield from self.client.travel()
-        instruction = self.coordinate(self.name, report)
-        if isinstance(instruction, Signal):
-            began = self.clock()
-            instruction = yield instruction
-            self.statistics.wait_s += self.clock() - began
-        yield from self.client.come_back(0)
+        instruction = yield from self._requested(report)
         if isinstance(instruction, ins.Evaluate):
-            self.pipeline.forget()  # every lease pulls, without virtual time
+            self.pipeline.discard_weights()  # every lease pulls, without virtual time
         return instruction
 
     def ask_ahead(self, report: ins.Report) -> None:
         """Let a report travel beside the worker's own steps."""
-        answered = self._ahead = self.client.signal()
+        answered = self._ahead = Signal(self.agenda)
 
         def request() -> ActivitySteps:
-            yield from self.client.travel()
-            instruction = self.coordinate(self.name, report)
-            yield from self.client.come_back(0)
-            answered.fire(instruction)
+            answered.fire((yield from self._requested(report)))
 
-        self.client.start(request())
+        Activity(self.agenda, request())
 
-    def take_ahead(self) -> ActivitySteps:
+    def _requested(self, report: ins.Report) -> ActivitySteps:
+        """Let a report travel, and the instruction travel back, once there is one."""
+        yield from self.client.travel()
+        instruction = self.coordinate(self.name, report)
+        if isinstance(instruction, Signal):
+            began = self._clock()
+            instruction = yield instruction
+            self.statistics.wait_s += self._clock() - began
+        yield from self.client.come_back(0)
+        return instruction
+
+    def await_ahead(self) -> ActivitySteps:
         """Wait for the instruction that was requested ahead."""
         assert self._ahead is not None
         instruction = yield self._ahead
@@ -249,11 +232,11 @@ class SimulatedWorker(LoopDriver):
         self.pipeline.weights()
         yield from self.client.come_back(self.client.bytes_received - before)
 
-    def settle(self, unanswered: int) -> ActivitySteps:
+    def await_replies(self, unanswered: int) -> ActivitySteps:
         """Wait for replies."""
         while self.client.unanswered > unanswered:
             yield self.client.answer()
-        answers = self.pipeline.settle(unanswered)
+        answers = self.pipeline.await_replies(unanswered)
         for tasks, pushed in answers:
             self.answered(self.name, tasks[-1][0].task, pushed)
         return answers
@@ -271,16 +254,16 @@ class SimulatedWorker(LoopDriver):
         """Return the factor of the learning rate for a vector of so many samples."""
         if self.spec.algorithm.scale_lr:
             return ring_rate(self.spec, self.spec.cluster.workers, self.statistics.steps)
-        if self.post.share.rate is None or math.isinf(denominator):
+        if self.post.rate is None or math.isinf(denominator):
             return super().rate(samples, denominator)
-        return self.post.share.rate
+        return self.post.rate
 
     def _parts(self, task: Task) -> list[tuple[Machine, Task]]:
         """Return the part of the task of each machine that gets any rows."""
-        machines = self.post.group.machines
+        machines = self.post.machines
         if len(machines) == 1 or task.data:
             return [(machines[0], task)]
-        counts = proportional_split(task.stop - task.start, [float(rows) for rows in self.post.share.rows])
+        counts = proportional_split(task.stop - task.start, [float(rows) for rows in self.post.rows])
         stops = np.cumsum(counts) + task.start
         return [
             (machine, replace(task, start=int(stop) - count, stop=int(stop), samples=count))
@@ -290,9 +273,9 @@ class SimulatedWorker(LoopDriver):
 
     def _seconds(self, parts: Sequence[tuple[Machine, Task]]) -> float:
         """Return the seconds of the step: those of its slowest machine plus those of the averaging."""
-        now, slowest = self.clock(), 0.0
+        now, slowest = self._clock(), 0.0
         for machine, part in parts:
             seconds = machine.seconds(samples_of(part), now)
             self.stepped(machine.number, samples_of(part), seconds)
             slowest = max(slowest, seconds)
-        return slowest + self.post.group.inside_s
+        return slowest + self.post.inside_s

@@ -5,9 +5,11 @@ The connection to a shard on the same machine carries headers only; see :mod:`nf
 
 from __future__ import annotations
 
+import functools
+import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -17,6 +19,7 @@ import numpy.typing as npt
 from nfdt.codecs import IDENTITY
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.table_rows import RowVector
+from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire.channel import split_address
 from nfdt.core.wire.shards_pb2 import PULL, PUSH, WEIGHTS, Frame
 from nfdt.core.wire.shared_memory import is_this_machine
@@ -32,9 +35,9 @@ from nfdt.transport.base import (
     shard_bounds,
 )
 from nfdt.transport.call import ShardAnswer, ShardRequest
-from nfdt.transport.choice import CodecChoice
+from nfdt.transport.choice import CodecChoice, make_choice
 from nfdt.transport.coding import Coding, EncodedGradient, RowCoding
-from nfdt.transport.emulated_link import EmulatedLink
+from nfdt.transport.emulated_link import EmulatedLink, make_link
 from nfdt.transport.link import ShardConnector, ShardLink
 
 TIMEOUT_S = 120.0
@@ -244,3 +247,29 @@ class StreamClient:
 
 def _bytes(vector: npt.NDArray[Any]) -> memoryview:
     return vector.data.cast("B") if vector.size else memoryview(bytearray())
+
+
+def shard_connector(
+    spec: JobSpec, layout: ParameterLayout, worker: str, number: int, stopped: threading.Event, **options: Any
+) -> Callable[..., StreamClient]:
+    """Return a function that connects a worker of a job to shards, with their addresses and the other arguments.
+
+    All its clients share the worker's choice of codecs and its emulated link.
+
+    Args:
+        spec: The job.
+        layout: Layout of the whole model.
+        worker: Name of the worker.
+        number: Number of the worker, which selects its emulated link.
+        stopped: Event that is set when the job is over.
+        **options: More arguments of :class:`StreamClient`.
+    """
+    return functools.partial(
+        StreamClient,
+        layout=layout,
+        worker=worker,
+        timeout_s=spec.step_timeout_s,
+        choice=make_choice(spec.algorithm, layout.size),
+        emulated=make_link(spec.cluster.emulate, number, stopped),
+        **options,
+    )

@@ -1,4 +1,4 @@
-"""Surroundings of an assignment: the connection of its slot, the job server, the end of the job."""
+"""What a slot gives to the code that executes an assignment: its connection, the job server, the end of the job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLOCK_S = 5.0  # limit of the call for the server's time
 
 @dataclass(frozen=True)
 class AssignmentContext:
-    """Surroundings of one assignment.
+    """What the code that executes one assignment needs of its slot.
 
     Attributes:
         job_id: Identifier of the job.

@@ -1,4 +1,4 @@
-"""What the loop of a worker wants of its driver: a method for each, which the loop yields with its arguments."""
+"""The driver of a worker's loop: the loop yields a method of it with arguments, and is sent the result."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ class Step:
 
 
 class LoopDriver:
-    """Base class of drivers. Methods that are wanted may wait; a driver that cannot block returns generators of them.
+    """Base class of drivers.
 
-    The loop calls the first four itself.
+    The loop calls the first four methods itself. It yields the others, which may wait. Where a driver cannot block its
+    thread, such a method returns a generator.
 
     Args:
         spec: The job.
@@ -78,7 +79,7 @@ class LoopDriver:
     def ask_ahead(self, report: ins.Report) -> Any:
         """Begin to send a report while a task is computed."""
 
-    def take_ahead(self) -> Any:
+    def await_ahead(self) -> Any:
         """Wait for the instruction that was requested ahead; return it, or None unless it is work."""
 
     def prepare(self, tasks: Sequence[Task]) -> Any:
@@ -101,9 +102,9 @@ class LoopDriver:
     def overlap(self, step: Step, following: Task | None) -> Any:
         """Use the time in which the push of a step travels: prepare the following task, or that of the next lease."""
 
-    def settle(self, unanswered: int) -> Any:
-        """Wait until at most so many pushes are unanswered; return the replies, as :meth:`Pipeline.settle` does."""
-        return self.pipeline.settle(unanswered)
+    def await_replies(self, unanswered: int) -> Any:
+        """Wait until at most so many pushes are unanswered; return the replies as the pipeline does."""
+        return self.pipeline.await_replies(unanswered)
 
     def execute(self, instruction: ins.Instruction) -> Any:
         """Execute an instruction as far as the loop does not; of work, take the untrained state. Return the report."""

@@ -1,4 +1,4 @@
-"""Lines that the code of a job prints in a slot, and warnings that are logged there, for the job's log."""
+"""The job's log receives what the code of a job prints in a slot, and the warnings that are logged there."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ FLUSH_S = 0.2  # longest time that a line waits for others
 
 
 class JobOutput(logging.Handler):
-    """Collector of a job's lines in one slot, which sends them in groups. Any thread may write.
+    """Collects the lines of a job in one slot and sends several at a time. Any thread may write.
 
     Args:
         send: Sends lines to the server.
-        origin: Place of the whole output, for the line after the last one that is sent.
+        origin: Where the whole output is; named in the line that replaces those beyond the limit.
     """
 
     def __init__(self, send: Callable[[list[pb.OutputLine]], object], origin: str) -> None:
@@ -63,7 +63,7 @@ class JobOutput(logging.Handler):
 
 
 class _PrintedLines:
-    """Text stream that passes everything on to another one, and adds whole lines to the output of the job."""
+    """Writes text to another stream, and adds its whole lines to the output of the job."""
 
     def __init__(self, stream: TextIO, output: JobOutput) -> None:
         self._stream, self._output = stream, output

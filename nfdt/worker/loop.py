@@ -119,7 +119,7 @@ class WorkerLoop:
         instruction: ins.Instruction | None = None
         if self._asked_ahead:
             self._asked_ahead = False
-            instruction = yield (self._driver.take_ahead,)
+            instruction = yield (self._driver.await_ahead,)
         if instruction is None or self._driver.ending() or self._driver.moved():
             instruction = yield self._driver.ask, self._filled(report)
         return instruction
@@ -137,18 +137,18 @@ class WorkerLoop:
             return ins.Report()
         if isinstance(instruction, ins.MoveShards):
             return (yield self._driver.execute, instruction)
-        yield from self._settle(0)
+        yield from self._await_replies(0)
         match instruction:
             case ins.Wait():
                 return ins.Report()
             case ins.BeginEpoch():
                 self._epoch, self.epoch_steps, self._logs = instruction.epoch, 0, {}
-                self._pipeline.forget()
+                self._pipeline.discard_weights()
             case ins.CollectState():
-                self._pipeline.forget()  # the weights may be replaced before training continues
+                self._pipeline.discard_weights()  # the weights may be replaced before training continues
             case ins.Evaluate():
                 if self._validated != instruction.epoch:
-                    self._pipeline.forget()
+                    self._pipeline.discard_weights()
                     self._validated = instruction.epoch
                 if not self._pipeline.holds_weights:
                     yield (self._driver.pull_exactly,)
@@ -169,8 +169,8 @@ class WorkerLoop:
             yield self._driver.execute, work
             self.epoch_steps = 0
         if work.pull:
-            yield from self._settle(0)
-            self._pipeline.forget()
+            yield from self._await_replies(0)
+            self._pipeline.discard_weights()
         self._times.begin(self.statistics.compute_s)
         yield self._driver.prepare, work.tasks
         for task, following in zip(work.tasks, (*work.tasks[1:], None), strict=True):
@@ -183,13 +183,13 @@ class WorkerLoop:
                 yield self._driver.ask_ahead, self._filled(ins.Report(), task.task)
             step = yield from self._train_on(task, want_weights=not work.no_weights)
             yield self._driver.overlap, step, following
-            yield from self._settle(overlap)
+            yield from self._await_replies(overlap)
             self._times.spent(task.task, self.statistics.compute_s)
             logs = step.logs
         if self._unpushed:  # what is reported as finished must be on the shards
             last, _ = self._unpushed[-1]
             self._send((yield self._driver.difference, self._pipeline.weights().weights))
-            yield from self._settle(0)
+            yield from self._await_replies(0)
             self._times.spent(last.task, self.statistics.compute_s)
         self._logs = numbers(logs)
 
@@ -244,10 +244,10 @@ class WorkerLoop:
         )
         self.statistics.batch_sizes[samples] += 1
 
-    def _settle(self, unanswered: int) -> Generator[Want, Any, None]:
+    def _await_replies(self, unanswered: int) -> Generator[Want, Any, None]:
         """Take replies of the shards; no computation hides the time spent here."""
         began = self._clock()
-        for sent, pushed in (yield self._driver.settle, unanswered):
+        for sent, pushed in (yield self._driver.await_replies, unanswered):
             self.statistics.staleness[pushed.staleness] += 1
             self.statistics.dropped += not pushed.applied
             self._finished += sent

@@ -62,14 +62,17 @@ class Pipeline(Generic[Tag]):
             options["computed_on"] = self._held.sequence
         self._sent.append((tag, self._client.begin_push(gradient, **options)))
 
-    def settle(self, overlap: int) -> list[tuple[Tag, Pushed]]:
+    def await_replies(self, overlap: int) -> list[tuple[Tag, Pushed]]:
         """Wait until at most ``overlap`` pushes are unanswered; return the available replies, oldest first."""
         answers = []
         while len(self._sent) > overlap or (len(self._sent) > 1 and self._sent[0][1].arrived):
-            answers.append(self._take())
+            tag, pending = self._sent.popleft()
+            pushed = pending.result()
+            self._held = None if pushed.weights is None else Pulled(pushed.weights, pushed.versions, pushed.sequence)
+            answers.append((tag, pushed))
         return answers
 
-    def forget(self) -> None:
+    def discard_weights(self) -> None:
         """Drop the held weights, so that the next ones are pulled. All replies must have been taken."""
         self._held = None
 
@@ -77,9 +80,3 @@ class Pipeline(Generic[Tag]):
         """Drop the held weights and the pushes in flight, whose replies will not arrive."""
         self._held = None
         self._sent.clear()
-
-    def _take(self) -> tuple[Tag, Pushed]:
-        tag, pending = self._sent.popleft()
-        pushed = pending.result()
-        self._held = None if pushed.weights is None else Pulled(pushed.weights, pushed.versions, pushed.sequence)
-        return tag, pushed

@@ -14,9 +14,7 @@ from nfdt.core.work.slot_connection import NextCalls
 from nfdt.model.backends.contract import current
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.training.steps import BuiltProgram
-from nfdt.transport.choice import make_choice
-from nfdt.transport.emulated_link import make_link
-from nfdt.transport.stream import StreamClient
+from nfdt.transport.stream import StreamClient, shard_connector
 from nfdt.worker.assignment_context import AssignmentContext
 from nfdt.worker.movable_client import MovableClient
 from nfdt.worker.worker import Worker
@@ -43,32 +41,30 @@ def run_worker(
     spec = parse_job(assignment.spec_json)
     reader = context.open_artifacts(assignment.job_id, assignment.artifact_dir, spec)
     manifest = Manifest.from_bytes(reader.read(spec.program))
-    layout = manifest.layout
     tables = sparse_tables(manifest, spec.algorithm, len(assignment.shards))
     job = (assignment.job_id, assignment.job_token)
     calls = NextCalls(context.stub, job, context.address, context.patience_s, context.stopped)
-    choice = make_choice(spec.algorithm, layout.size)
-    emulated = make_link(spec.cluster.emulate, assignment.index, context.stopped)
+    connect_to = shard_connector(
+        spec,
+        manifest.layout,
+        assignment.worker,
+        assignment.index,
+        context.stopped,
+        overlap=spec.algorithm.overlap,
+        tables=tables,
+    )
 
     def make_patience() -> Patience:
         return Patience(context.patience_s, context.stopped)
 
     def connect(shards: ins.MoveShards) -> StreamClient:
-        return StreamClient(
-            shards.shards,
-            layout,
-            assignment.worker,
-            shards.token,
-            timeout_s=spec.step_timeout_s,
-            patience=make_patience(),
-            overlap=spec.algorithm.overlap,
-            choice=choice,
-            tables=tables,
-            emulated=emulated,
-            ca_file=shards.authority or None,
-        )
+        authority = shards.authority or None
+        return connect_to(shards.shards, token=shards.token, patience=make_patience(), ca_file=authority)
 
-    context.moves.announce(_first_shards(assignment))
+    shards, authority = tuple(assignment.shards), assignment.shard_ca
+    context.moves.announce(
+        ins.MoveShards(assignment.job_id, assignment.incarnation, shards, assignment.shard_token, authority)
+    )
     client = MovableClient(context.moves, connect, make_patience)
     try:
         worker = Worker(
@@ -95,10 +91,3 @@ def run_worker(
         return worker.built
     finally:
         client.close()
-
-
-def _first_shards(assignment: pb.WorkerAssignment) -> ins.MoveShards:
-    """Return where the shards serve, by the assignment; older servers have one token for both."""
-    token = assignment.shard_token or assignment.job_token
-    shards = tuple(assignment.shards)
-    return ins.MoveShards(assignment.job_id, assignment.incarnation, shards, token, assignment.shard_ca)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,10 +17,10 @@ import numpy as np
 from nfdt.core.arrays.layout import Array
 from nfdt.core.arrays.table_rows import RowVector
 from nfdt.core.host.startup import note_start
-from nfdt.core.specs.emulation import Emulation
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
+from nfdt.core.work.emulated_steps import EmulatedSteps
 from nfdt.core.work.heartbeat import Heartbeat
 from nfdt.core.work.messages import read_instruction, to_request
 from nfdt.core.work.spans import WAIT, SpanRing
@@ -31,13 +29,14 @@ from nfdt.model.backends.contract import PreparedBatch
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.training import steps
 from nfdt.model.training.data import RowArray
+from nfdt.model.training.host_batches import rows_of
 from nfdt.model.training.job_model import JobModel
 from nfdt.model.training.metric_states import numbers
+from nfdt.model.training.predict import OUTPUT_BYTES, dump_outputs
 from nfdt.model.training.sources import RowTaker
 from nfdt.model.training.steps import BuiltProgram, is_reusable
 from nfdt.transport.base import Pulled
 from nfdt.worker.driver import LoopDriver, Step
-from nfdt.worker.evaluation import Evaluation
 from nfdt.worker.loop import WorkerLoop, drive
 from nfdt.worker.movable_client import MovableClient
 from nfdt.worker.pipeline import ShardsMoved
@@ -102,7 +101,6 @@ class Worker(LoopDriver):
             built.restart(manifest, read)
         else:
             built = None
-        self._program = built.manifest if built else manifest
         self._job = JobModel(
             spec,
             manifest,
@@ -116,22 +114,23 @@ class Worker(LoopDriver):
         )
         model, layout = self._job.model, self._job.layout
         self._tables = tables
-        self._step = built.step if built else steps.make_step(model, manifest, tables)
-        self._evaluate = built.evaluate if built else steps.evaluation_step(model, layout)
-        self._predict = built.predict if built else steps.prediction_step(model, layout)
-        self._evaluation = Evaluation(self._job, self._evaluate, self._predict, self._advanced)
+        self._program = built or BuiltProgram(
+            manifest,
+            model,
+            steps.make_step(model, manifest, tables),
+            steps.evaluation_step(model, layout),
+            steps.prediction_step(model, layout),
+        )
         self._other_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{name} looks ahead")
         self._ahead: Future[ins.Instruction] | None = None  # answer to a request that was made ahead
         self._batch: tuple[Task, PreparedBatch] | None = None  # of the task that begins next
+        self._emulated = EmulatedSteps(spec, index, name, stopped.wait)
         self._heartbeat = Heartbeat(self._send_heartbeat, spec.heartbeat_s)
 
     @property
     def built(self) -> BuiltProgram | None:
         """Program that the next job of this process may use again; None if it must not."""
-        job = self._job
-        if not is_reusable(job.manifest, job.model, self._tables):
-            return None
-        return BuiltProgram(self._program, job.model, self._step, self._evaluate, self._predict)
+        return self._program if is_reusable(self._job.manifest, self._job.model, self._tables) else None
 
     def run(self) -> None:
         """Work until the instruction to leave, or until stopped."""
@@ -176,7 +175,7 @@ class Worker(LoopDriver):
         request = self._request(report)
         self._ahead = self._other_thread.submit(lambda: read_instruction(self._call(request)))
 
-    def take_ahead(self) -> ins.Work | None:
+    def await_ahead(self) -> ins.Work | None:
         """Wait for the answer; any but work is dropped, because it is given again when the task is finished."""
         ahead, self._ahead = self._ahead, None
         instruction = None if ahead is None else self._waited(ahead.result)
@@ -204,15 +203,40 @@ class Worker(LoopDriver):
                 state = job.untrained.encode(), job.metrics.collect(), self._loop.epoch_steps
                 return ins.Report(epoch_state=ins.EpochState(instruction.epoch, *state))
             case ins.Evaluate():
-                weights = self.pipeline.weights().weights
-                return ins.Report(evaluated=self._evaluation.answer(instruction, weights))
+                return ins.Report(evaluated=self._evaluated(instruction, self.pipeline.weights().weights))
             case ins.Summarise():
                 return ins.Report(summary=job.summarise(instruction))
         return ins.Report()
 
+    def _evaluated(self, request: ins.Evaluate, weights: Any) -> ins.Evaluated:
+        """Evaluate the model on pulled weights; a job that predicts may leave out the last tasks."""
+        job, source = self._job, self._job.validation
+        job.take_untrained(request.untrained)
+        job.begin_validation(request.epoch)
+        job.prefetch(source, request.tasks)
+        if job.spec.method == "predict":
+            return self._predicted(request, weights)
+        batches = ((batch, rows_of(batch)) for batch in (job.batch(source, task) for task in request.tasks))
+        metrics = job.evaluate(batches, lambda batch: self._program.evaluate(weights, batch), self._advanced)
+        return ins.Evaluated(request.epoch, tuple(task.task for task in request.tasks), metrics)
+
+    def _predicted(self, request: ins.Evaluate, weights: Any) -> ins.Evaluated:
+        """Predict until the outputs fill an answer; the tasks that are left out are leased again."""
+        outputs: dict[int, list[Array]] = {}
+        done, size = [], 0
+        for task in request.tasks:
+            batch = self._job.batch(self._job.validation, task)
+            outputs[task.start] = leaves = self._program.predict(weights, batch)
+            done.append(task.task)
+            self._advanced()
+            size += sum(leaf.nbytes for leaf in leaves)
+            if size >= OUTPUT_BYTES:
+                break
+        return ins.Evaluated(request.epoch, tuple(done), dump_outputs(outputs))
+
     def move(self) -> None:
         """Connect to the shards announced last."""
-        self.take_ahead()
+        self.await_ahead()
         self._batch = None
         self._client.move()
         logger.info("%s continues with the restored shards, incarnation %d", self._name, self._client.incarnation)
@@ -248,35 +272,24 @@ class Worker(LoopDriver):
         prepared, self._batch = self._batch, None
         if prepared is not None and prepared[0] == task:
             return prepared[1]
-        return self._step.prepare(self._job.batch(self._job.train, task))
+        return self._program.step.prepare(self._job.batch(self._job.train, task))
 
     def compute(self, task: Task, held: Pulled) -> Step:
-        """Compute a gradient, as slowly as the job emulates."""
+        """Compute a gradient, which may be lengthened by emulation."""
         batch, is_first = self._prepared(task), not self._loop.statistics.steps
         began = time.perf_counter()
         if is_first:
             note_start(self._name, "first step begins")
         version = self._job.first_update + held.versions[0]
-        result = self._step(held.weights, batch, version=version, share=task.share_of(batch.samples))
+        result = self._program.step(held.weights, batch, version=version, share=task.share_of(batch.samples))
         gradient: Any = result.gradient if isinstance(result.gradient, RowVector) else np.asarray(result.gradient)
         if is_first:
             note_start(self._name, "first gradient")
             if math.isfinite(first := numbers(result.logs).get("loss", math.nan)):
                 self._loop.statistics.first_loss = first
         denominator = 0.0 if result.denominator is None else float(result.denominator)
-        self._emulate(time.perf_counter() - began, batch.samples)
+        self._emulated.finish(self._loop.statistics.steps + 1, time.perf_counter() - began, batch.samples)
         return Step(gradient, batch.samples, result.logs, time.perf_counter() - began, denominator)
-
-    def _emulate(self, seconds: float, samples: int) -> None:
-        """Emulate a slower worker, or one that is killed at a scripted step, as in ``emulate``."""
-        emulate: Emulation = self.spec.cluster.emulate
-        step = self._loop.statistics.steps + 1
-        if emulate.fail and f"{self._index}@{step}" in emulate.fail.split(","):
-            logger.warning("%s is killed at its step %d, as emulate.fail asks", self._name, step)
-            os.kill(os.getpid(), signal.SIGKILL)
-        wanted = emulate.step_s(self._index, seconds, self.spec.batch_share(samples))
-        if wanted > seconds:
-            self._stopped.wait(wanted - seconds)
 
 
 def _take_rows(call: TakeRows, name: str, iteration: int, pass_index: int, number: int) -> tuple[int, int] | None:

@@ -31,7 +31,7 @@ class Workers:
         def taker(name):
             def take(iteration, pass_index, number):
                 split = splits.take(name, iteration, pass_index, number)
-                return None if split is None else (split.begin, split.end)
+                return None if split is None else (split.start, split.stop)
 
             return take
 

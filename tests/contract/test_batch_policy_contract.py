@@ -6,8 +6,8 @@ import pytest
 
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.specs.presets import AXES, BATCH_FACTS
-from nfdt.schedulers import Speeds, StepTime
 from nfdt.schedulers.batch_policies import BATCH_POLICIES, find_batch_policy
+from nfdt.schedulers.throughput import Speeds, StepTime
 from tests.support.simulated_cluster import job, started
 
 REFERENCE = 16

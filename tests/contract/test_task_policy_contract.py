@@ -6,8 +6,11 @@ import pytest
 
 from nfdt.coordinator.membership import Member
 from nfdt.core.specs.presets import AXES
-from nfdt.schedulers import LeaseBook, PlannedTasks, Speeds, TaskPlan
+from nfdt.schedulers.leases import LeaseBook
+from nfdt.schedulers.sources import PlannedTasks
 from nfdt.schedulers.task_policies import TASK_POLICIES, EpochView, make_task_policy
+from nfdt.schedulers.tasks import TaskPlan
+from nfdt.schedulers.throughput import Speeds
 from tests.support.simulated_cluster import job, started
 
 BATCH = 4

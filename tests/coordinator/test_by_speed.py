@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nfdt.coordinator import Emit, Report, TaskTime, Work
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.work.instructions import Emit, Report, TaskTime, Work
 from nfdt.core.work.messages import to_report
 from nfdt.schedulers import task_policies
 from tests.support.simulated_cluster import job, started
@@ -111,7 +111,7 @@ def test_a_fast_worker_that_falls_silent_is_not_waited_for():
         cluster.clock.advance(max(0.0, cluster.busy[name][0] - cluster.clock.now()))
         cluster._report(name)
     coordinator.next("worker-0", cluster.workers.pop("worker-0").report)
-    coordinator._run.training.book.give_back("worker-0")
+    coordinator.run.training.book.give_back("worker-0")
     for _ in range(120):
         instructions.append(type(slow.ask()))
         if instructions[-1] is Work:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nfdt.coordinator import EpochDone, Summarise, TrainingDone
 from nfdt.core.specs.callbacks import CallbackSpec, CallbacksSpec
-from nfdt.core.work.instructions import CallbackDecision
+from nfdt.core.work.instructions import CallbackDecision, EpochDone, Summarise, TrainingDone
 from tests.support.simulated_cluster import SimulatedCluster, SimulatedWorker, job
 
 

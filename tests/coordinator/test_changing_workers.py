@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nfdt.coordinator import BeginEpoch, Evaluate, ForgetWorker, Leave, Report, Summarise, Wait, Work
+from nfdt.core.work.instructions import BeginEpoch, Evaluate, ForgetWorker, Leave, Report, Summarise, Wait, Work
 from nfdt.schedulers.group_shares import FixedSizes
 from tests.support.simulated_cluster import SimulatedCluster, job, started
 

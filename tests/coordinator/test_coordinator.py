@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from nfdt.coordinator import (
+from nfdt.core.errors import ProtocolError
+from nfdt.core.order import order_crc, sample_order
+from nfdt.core.work.instructions import (
     BeginEpoch,
     CollectState,
     EpochDone,
@@ -19,8 +21,6 @@ from nfdt.coordinator import (
     Wait,
     Work,
 )
-from nfdt.core.errors import ProtocolError
-from nfdt.core.order import order_crc, sample_order
 from nfdt.model.training.merge import decode_arrays
 from tests.support.simulated_cluster import SimulatedCluster, job, started
 

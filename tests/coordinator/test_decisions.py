@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from nfdt.consistency import make_policy
-from nfdt.coordinator.decisions import Decisions
-from nfdt.coordinator.leasing import batch_sizes, stream_warning
+from nfdt.coordinator.decisions import Decisions, batch_sizes, stream_warning
 from nfdt.coordinator.membership import Member
 from nfdt.coordinator.online_planner import ShardLoad
 from nfdt.core.work.instructions import TaskTime
-from nfdt.schedulers import LeaseBook, PlannedTasks, TaskPlan
 from nfdt.schedulers.group_shares import FixedSizes
+from nfdt.schedulers.leases import LeaseBook
+from nfdt.schedulers.sources import PlannedTasks
+from nfdt.schedulers.tasks import TaskPlan
 from tests.support.simulated_cluster import job
 
 BATCH = 16
@@ -23,7 +24,7 @@ TOGETHER = {"overrides": {"tasks": "finish-together"}}
 def decisions_of(*seconds: float, preset: str = "asgd", steps: int = 12, **options) -> Decisions:
     """Return the decisions of a job whose workers have done so many steps of these seconds."""
     spec = job(preset, **{"workers": 2, "samples": 1000 * BATCH, "batch_size": BATCH, **options})
-    parts = Decisions.of(spec, make_policy(spec.algorithm))
+    parts = Decisions(spec, make_policy(spec.algorithm))
     for name, step_s in zip(NAMES, seconds, strict=False):
         parts.joined(name)
         step(parts, name, step_s, steps)
@@ -214,41 +215,41 @@ def test_options_without_effect_on_a_stream_are_reported(option, warning):
 
 def test_a_speed_is_reported_when_it_is_known_and_again_when_it_has_moved():
     parts = decisions_of(0.1, 0.4, steps=3)
-    assert parts.report.look(NAMES, 0.0) is None
+    assert parts.speeds.report(NAMES) is None
     step(parts, FAST, 0.1, 9, exchange_s=0.025)
     row = {"samples_per_s": 160.0, "step_s": 0.1, "step_exchange_s": 0.025, "batch_size": BATCH}
-    assert parts.report.look(NAMES, 0.0) == {FAST: row}
-    assert parts.report.look(NAMES, 0.0) is None
+    assert parts.speeds.report(NAMES) == {FAST: row}
+    assert parts.speeds.report(NAMES) is None
     step(parts, FAST, 0.105, 20, exchange_s=0.025)
-    assert parts.report.look(NAMES, 0.0) is None
+    assert parts.speeds.report(NAMES) is None
     step(parts, FAST, 0.2, 20, exchange_s=0.025)
-    assert parts.report.look(NAMES, 0.0)[FAST]["samples_per_s"] == 80.0
+    assert parts.speeds.report(NAMES)[FAST]["samples_per_s"] == 80.0
     step(parts, FAST, 0.1, 20, exchange_s=0.025)
-    assert parts.report.look(NAMES, 0.0)[FAST]["samples_per_s"] == 160.0
+    assert parts.speeds.report(NAMES)[FAST]["samples_per_s"] == 160.0
 
 
 def test_speeds_are_reported_in_thousandths_of_samples_and_in_microseconds():
     parts = decisions_of()
     step(parts, FAST, 0.0123456, 12, exchange_s=0.00123456)
     row = {"samples_per_s": 1296.008, "step_s": 0.012346, "step_exchange_s": 0.001235, "batch_size": BATCH}
-    assert parts.report.describe([FAST]) == {FAST: row}
+    assert parts.speeds.describe([FAST]) == {FAST: row}
 
 
 def test_another_batch_size_is_reported():
     parts = decisions_of(0.1, 0.1)
-    assert parts.report.look(NAMES, 0.0)
+    assert parts.speeds.report(NAMES)
     parts.renew(job(workers=2), sizes := FixedSizes(BATCH))
     sizes.state({SLOW: BATCH + 1})
-    assert parts.report.look(NAMES, 0.0)[SLOW]["batch_size"] == BATCH + 1
-    assert parts.report.look(NAMES, 0.0) is None
+    assert parts.speeds.report(NAMES)[SLOW]["batch_size"] == BATCH + 1
+    assert parts.speeds.report(NAMES) is None
 
 
 def test_a_worker_that_is_gone_keeps_its_description():
     parts = decisions_of(0.1, 0.4)
-    assert set(parts.report.describe(NAMES)) == set(NAMES)
+    assert set(parts.speeds.describe(NAMES)) == set(NAMES)
     parts.left(SLOW)
-    assert set(parts.report.describe([FAST])) == {FAST}
-    assert parts.report.described[SLOW]["step_s"] == 0.4
+    assert set(parts.speeds.describe([FAST])) == {FAST}
+    assert parts.speeds.described[SLOW]["step_s"] == 0.4
 
 
 def test_a_worker_that_comes_back_is_measured_anew():
@@ -261,9 +262,7 @@ def test_a_worker_that_comes_back_is_measured_anew():
 def test_speeds_may_be_reported_once_a_second():
     parts = decisions_of()
     for now, due in ((0.0, True), (0.9, False), (1.0, True), (1.5, False), (2.0, True)):
-        assert parts.report.is_due(now) == due
-        if due:
-            parts.report.look(NAMES, now)
+        assert parts.speeds.throttle.is_due(now) == due
 
 
 # ---- plans
@@ -271,8 +270,7 @@ def test_speeds_may_be_reported_once_a_second():
 
 def looks(parts: Decisions, workers: int) -> bool:
     """Whether the plan is reviewed after one more report."""
-    parts.plan.reported()
-    due = parts.plan.is_due(workers)
+    due = parts.plan.reported(workers)
     if due:
         parts.plan.look(())
     return due

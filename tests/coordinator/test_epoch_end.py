@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from nfdt.coordinator import CollectState, EpochState, Evaluate, Evaluated, Report, Summarise, Summary, Wait
+from nfdt.coordinator.epoch_run import Collecting, Summarising, Validating
 from nfdt.coordinator.membership import Member
-from nfdt.coordinator.phases import Collecting, Summarising, Validating
-from nfdt.schedulers import LeaseBook, PlannedTasks, TaskPlan
+from nfdt.core.work.instructions import CollectState, EpochState, Evaluate, Evaluated, Report, Summarise, Summary, Wait
+from nfdt.schedulers.leases import LeaseBook
+from nfdt.schedulers.sources import PlannedTasks
+from nfdt.schedulers.tasks import TaskPlan
 
 A, B = Member("a", 0, 0.0), Member("b", 1, 0.0)
 

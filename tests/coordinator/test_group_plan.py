@@ -172,7 +172,7 @@ BY_MACHINE = ((0, 2), (1, 3))
 
 
 def network_of(mbit: float, machines: tuple[str, ...] = TWO_MACHINES) -> RingNetwork:
-    return RingNetwork(machines, SIZE, between=RingLink.of_bandwidth(mbit, 0.0005))
+    return RingNetwork(machines, SIZE, between=RingLink(0.0005, 8e-6 / mbit))
 
 
 @pytest.mark.parametrize("groups", ["auto", "2"])

@@ -6,7 +6,9 @@ from nfdt.consistency import make_policy
 from nfdt.coordinator.decisions import Decisions
 from nfdt.coordinator.membership import Membership
 from nfdt.core.work.instructions import TaskTime
-from nfdt.schedulers import LeaseBook, PlannedTasks, TaskPlan
+from nfdt.schedulers.leases import LeaseBook
+from nfdt.schedulers.sources import PlannedTasks
+from nfdt.schedulers.tasks import TaskPlan
 from tests.support.simulated_cluster import job
 
 A, B = "worker-0", "worker-1"
@@ -14,14 +16,14 @@ A, B = "worker-0", "worker-1"
 
 def decisions_of(samples, **overrides):
     spec = job(workers=2, samples=samples, batch_size=1, overrides=overrides)
-    return Decisions.of(spec, make_policy(spec.algorithm))
+    return Decisions(spec, make_policy(spec.algorithm))
 
 
 def test_a_step_takes_its_exchange_too():
     parts = decisions_of(10)
     for _ in range(10):
         parts.speeds.stepped(A, 1, TaskTime(0.1, 0.3))
-    described = parts.report.describe([A])[A]
+    described = parts.speeds.describe([A])[A]
     assert described["step_s"] == pytest.approx(0.4)
     assert described["step_exchange_s"] == pytest.approx(0.3)
 

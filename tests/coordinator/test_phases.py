@@ -8,7 +8,9 @@ from nfdt.consistency.policies import Free
 from nfdt.coordinator.membership import Membership
 from nfdt.coordinator.training import Gate, TrainingPhase
 from nfdt.core.work.instructions import BeginEpoch, Report, TaskTime, Wait, Work
-from nfdt.schedulers import LeaseBook, PlannedTasks, TaskPlan
+from nfdt.schedulers.leases import LeaseBook
+from nfdt.schedulers.sources import PlannedTasks
+from nfdt.schedulers.tasks import TaskPlan
 
 W = "worker-0"
 

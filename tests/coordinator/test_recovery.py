@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nfdt.coordinator import Work
 from nfdt.coordinator.failover import Fail, Reach, Resume, Seek, Start
 from nfdt.coordinator.recovery import COST_SHARE, QUIET_S, RESTORE_S, Recovery
+from nfdt.core.work.instructions import Work
 from tests.support.restorable_cluster import RestorableCluster
 from tests.support.simulated_cluster import job
 
@@ -150,7 +150,7 @@ def test_a_loss_after_a_state_that_could_not_be_stored_fails_the_job_with_the_re
     assert failed == Fail("shard-0 is lost (it was killed), and the newest state of the shards could not be stored.")
     assert recovery.stage == "closed"
     assert lose(recovery) is None
-    assert not cluster.coordinator._epochs.suspended
+    assert not cluster.coordinator.suspended
 
 
 def test_the_next_snapshot_makes_a_loss_possible_again():

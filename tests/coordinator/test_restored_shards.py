@@ -3,10 +3,12 @@
 import pytest
 
 from nfdt.consistency import make_policy
-from nfdt.coordinator import (
+from nfdt.coordinator.coordinator import Coordinator
+from nfdt.core.clock import ManualClock
+from nfdt.core.specs.job import EpochProgress
+from nfdt.core.work.instructions import (
     BeginEpoch,
     CollectState,
-    Coordinator,
     Evaluate,
     FlushShards,
     Leave,
@@ -15,8 +17,6 @@ from nfdt.coordinator import (
     Wait,
     Work,
 )
-from nfdt.core.clock import ManualClock
-from nfdt.core.specs.job import EpochProgress
 from tests.support.restorable_cluster import RestorableCluster, SimulatedShard
 from tests.support.simulated_cluster import job
 
@@ -78,13 +78,13 @@ def lose(cluster):
 def test_workers_wait_while_the_shards_are_away_and_their_reports_count():
     cluster = begun(job())
     turns(cluster, 4)
-    samples = cluster.coordinator._run.training.book.samples_finished
+    samples = cluster.coordinator.run.training.book.samples_finished
     worker = cluster.workers[A]
     assert isinstance(worker.instruction, Work)
     worker.do()
     cluster.lose_shards()
     assert isinstance(worker.ask(), Wait)
-    assert cluster.coordinator._run.training.book.samples_finished > samples
+    assert cluster.coordinator.run.training.book.samples_finished > samples
     assert cluster.coordinator.waiting_for() == ("shards",)
     assert not cluster.coordinator.recovery.begin_snapshot()
 
@@ -176,9 +176,9 @@ def test_training_goes_back_to_the_snapshot():
     cluster.snapshot()
     kept = len(cluster.shards[0].lineage)
     turns(cluster, 4)
-    finished = cluster.coordinator._run.training.book.samples_finished
+    finished = cluster.coordinator.run.training.book.samples_finished
     assert lose(cluster) == finished - 4 * kept > 0
-    assert cluster.coordinator._run.training.book.samples_finished == 4 * kept
+    assert cluster.coordinator.run.training.book.samples_finished == 4 * kept
     cluster.run()
     assert cluster.of("epoch_end")[0]["samples"] == 40
     assert cluster.rows_applied()[0].total() == 40
@@ -325,7 +325,7 @@ def test_tasks_in_flight_are_leased_again():
 def test_stopping_while_the_shards_are_away_redoes_what_was_trained_and_ends():
     cluster = begun(job(samples=60))
     turns(cluster, 8)
-    finished = cluster.coordinator._run.training.book.samples_finished
+    finished = cluster.coordinator.run.training.book.samples_finished
     cluster.lose_shards()
     cluster.coordinator.stop_training()
     cluster.run()

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nfdt.consistency import make_policy
-from nfdt.coordinator import Coordinator, Report
+from nfdt.coordinator.coordinator import Coordinator
 from nfdt.core.clock import ManualClock
+from nfdt.core.work.instructions import Report
 from nfdt.transport.base import Pulled, Pushed
 from nfdt.worker.driver import LoopDriver, Step
 from nfdt.worker.loop import WorkerLoop
@@ -101,7 +102,7 @@ class Worker(LoopDriver):
         answer = None
         while True:
             wanted, *arguments = self.loop.send(answer)
-            while wanted == self.settle and len(self.client.sent) > arguments[0]:
+            while wanted == self.await_replies and len(self.client.sent) > arguments[0]:
                 yield
             answer = wanted(*arguments)
             yield

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from nfdt.coordinator import BeginEpoch, CollectState, TrainingDone, Wait, Work
 from nfdt.core.arrays.safetensors_io import load_arrays
+from nfdt.core.work.instructions import BeginEpoch, CollectState, TrainingDone, Wait, Work
 from nfdt.jobserver.client_control import ClientControl
 from nfdt.model.training.merge import decode_arrays
 from tests.support.simulated_cluster import SimulatedCluster, job
@@ -46,7 +46,7 @@ def run(cluster, by=1, most=2000):
         if cluster.spec.train.kind == "stream":
             cluster.feed()
         if cluster.coordinator.standing:
-            stood.append((epoch, cluster.coordinator._run.training.book.steps_finished))
+            stood.append((epoch, cluster.coordinator.run.training.book.steps_finished))
             until = stood[-1][1] + by
             cluster.coordinator.proceed(epoch, until)
         elif cluster.coordinator.phase == "hold":

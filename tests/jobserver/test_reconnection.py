@@ -227,7 +227,7 @@ def test_a_call_that_comes_late_is_not_taken_for_a_new_one(cluster, relay, gate)
     late = pb.NextRequest(job_id=job, worker="worker-0", call=1, finished=[pb.Finished(task=2, samples=4)], wait_s=5)
     late.job_token = worker_token(found.core.token, "worker-0")
     assert found.workers.next(late, lambda: True).WhichOneof("instruction") == "wait"
-    book = found.core.training.coordinator._run.training.book
+    book = found.core.training.coordinator.run.training.book
     assert [task.task for task in book.held("worker-0")] == [2]
     gate.open.set()
     assert client.finish(job)[-1][1]["state"] == "succeeded"

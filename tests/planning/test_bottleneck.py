@@ -7,7 +7,7 @@ import pytest
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.planning import Cluster, SharedLink, WorkerCost
 from nfdt.planning.comparison import compare, find_bottleneck, one_machine
-from nfdt.schedulers import StepTime
+from nfdt.schedulers.throughput import StepTime
 
 SAMPLES = 100_000
 STEP = StepTime(0.0, 0.001)  # 10 ms for a batch of 10

@@ -18,7 +18,7 @@ from nfdt.planning.calibration import (
     with_overhead,
 )
 from nfdt.planning.forecast import forecast
-from nfdt.schedulers import StepTime
+from nfdt.schedulers.throughput import StepTime
 
 BATCH = 10
 seconds = st.lists(st.floats(0.01, 10.0), min_size=1, max_size=12).map(tuple)

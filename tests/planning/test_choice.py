@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nfdt.planning import Cluster, PlannedPreset, WorkerCost, choose, flat_presets, predict
-from nfdt.schedulers import StepTime
 from nfdt.schedulers.ring_network import RingLink, RingNetwork
+from nfdt.schedulers.throughput import StepTime
 
 
 def cluster(step_ms, exchange_ms=0.0, **more) -> Cluster:

@@ -10,7 +10,7 @@ from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.specs.presets import PRESETS
 from nfdt.planning import Cluster, WorkerCost
 from nfdt.planning.comparison import compare, one_machine, uses
-from nfdt.schedulers import StepTime
+from nfdt.schedulers.throughput import StepTime
 
 BATCH = 32
 lines = st.builds(StepTime, st.floats(0.0, 0.05), st.floats(1e-5, 1e-2))

@@ -1,10 +1,13 @@
 """Dynamic batch sizes: a constant total, and sizes that follow speeds."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nfdt.schedulers import BatchSizes, Bounds, Speeds, StepTime
+from nfdt.schedulers.batch_policies import BatchSizes, Bounds
+from nfdt.schedulers.throughput import Speeds, StepTime
 
 REFERENCE = 32
 
@@ -65,8 +68,8 @@ def test_equal_speeds_keep_equal_batches_after_one_probe():
     workers = Workers(proportional(1, 1, 1))
     assert workers.rounds(100) == [32, 32, 32]
     assert workers.changes == 3  # tilted, tilted back, level
-    assert workers.speeds.identified("w0")
-    assert workers.speeds.identified("w1")
+    assert workers.speeds.of("w0").identified
+    assert workers.speeds.of("w1").identified
 
 
 def test_the_probe_is_left_out_where_the_bounds_leave_no_room():
@@ -93,7 +96,7 @@ def test_speeds_known_at_two_sizes_need_no_probe():
             for samples in (24, 40):
                 workers.speeds.measured(name, samples, workers.times[name].seconds(samples))
     workers.rounds(60)
-    assert workers.speeds.identified("w0")
+    assert workers.speeds.of("w0").identified
     assert workers.changes == 0
 
 
@@ -143,7 +146,7 @@ def test_a_worker_that_comes_back_takes_b0_until_it_is_measured_again():
     workers = Workers(proportional(1, 1, 4, 4))
     workers.rounds(30)
     workers.sizes.left("w3")
-    workers.speeds.forget("w3")
+    workers.speeds.remove("w3")
     assert set(workers.sizes.sizes) == {"w0", "w1", "w2"}
     assert sum(workers.sizes.sizes.values()) == 3 * REFERENCE
     workers.sizes.joined("w3")
@@ -219,7 +222,7 @@ def test_the_total_is_b0_per_worker_when_workers_join_or_leave(events):
         elif kind == "leave" and name in workers.times:
             del workers.times[name]
             workers.sizes.left(name)
-            workers.speeds.forget(name)
+            workers.speeds.remove(name)
         elif kind == "step" and name in workers.times:
             workers.step(name)
         assert set(workers.sizes.sizes) == set(workers.times)
@@ -252,16 +255,8 @@ class FixedSpeeds:
         self.seconds, self.count = seconds, 0
 
     def of(self, worker):
-        return StepTime(0.0, self.seconds[worker])
-
-    def steps(self, worker):
-        return self.count
-
-    def changes(self, worker):
-        return 0
-
-    def identified(self, worker):
-        return True
+        line = StepTime(0.0, self.seconds[worker])
+        return SimpleNamespace(step_time=line, steps=self.count, changes=0, identified=True)
 
 
 def test_sizes_are_looked_at_whenever_a_worker_has_done_twenty_steps_more():

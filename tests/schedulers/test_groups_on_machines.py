@@ -117,19 +117,19 @@ def test_members_of_a_machine_have_neighbouring_ranks(cluster):
 def test_a_slow_link_divides_and_a_fast_one_joins():
     names = ("a", "b", "a", "b")
     for mbit, groups in ((200, ((0, 2), (1, 3))), (100_000, ((0, 2, 1, 3),))):
-        network = RingNetwork(names, SIZE, between=RingLink.of_bandwidth(mbit, 0.0005))
+        network = RingNetwork(names, SIZE, between=RingLink(0.0005, 8e-6 / mbit))
         assert choose([0.1] * 4, network=network) == groups
 
 
 def test_machines_of_one_worker_each_form_rings_where_links_are_fast():
-    network = RingNetwork(tuple("abcd"), 400_000, between=RingLink.of_bandwidth(1000, 0.0005))
+    network = RingNetwork(tuple("abcd"), 400_000, between=RingLink(0.0005, 8e-6 / 1000))
     assert choose([0.1, 0.1, 0.4, 0.4], network=network) == ((0, 1), (2, 3))
     assert choose([0.001] * 4, network=network) == ((0,), (1,), (2,), (3,))
 
 
 def test_a_change_of_groups_pays_by_what_the_exchange_between_machines_takes():
     now, then, seconds = ((0, 1, 2, 3),), ((0, 2), (1, 3)), [0.1] * 4
-    network = RingNetwork(("a", "b", "a", "b"), SIZE, between=RingLink.of_bandwidth(200, 0.0005))
+    network = RingNetwork(("a", "b", "a", "b"), SIZE, between=RingLink(0.0005, 8e-6 / 200))
     assert pays(now, then, seconds, 100, 10, network)
     assert not pays(now, then, seconds, 100, 10)
 

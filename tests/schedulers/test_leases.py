@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nfdt.schedulers import FedTasks, LeaseBook, PlannedTasks, TaskPlan
+from nfdt.schedulers.leases import LeaseBook
+from nfdt.schedulers.sources import FedTasks, PlannedTasks
+from nfdt.schedulers.tasks import TaskPlan
 
 
 def book_of(steps, kind="dynamic", workers=3):

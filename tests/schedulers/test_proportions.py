@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nfdt.schedulers import (
+from nfdt.schedulers.proportions import (
     Runner,
-    StepTime,
     equal_time_split,
     largest_remainder,
     proportional_split,
     steps_to_share,
     water_fill,
 )
+from nfdt.schedulers.throughput import StepTime
 
 RATES = st.lists(st.floats(0.01, 100), min_size=1, max_size=12)
 TIMES = st.lists(st.builds(StepTime, st.floats(0, 2), st.floats(0.001, 1)), min_size=1, max_size=8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nfdt.schedulers import LeaseBook
+from nfdt.schedulers.leases import LeaseBook
 from nfdt.schedulers.pulled import PulledTasks, RowSplits
 
 
@@ -25,21 +25,21 @@ def test_every_row_of_a_pass_is_given_once(rows, size, calls):
         if again:
             assert splits.take(worker, 4, pass_index, count) == split
         number[worker, pass_index] = count + 1
-        given_rows[pass_index] += range(split.begin, split.end) if split else ()
+        given_rows[pass_index] += split or ()
     for pass_index, found in given_rows.items():
         assert found == list(range(len(found)))
         while (split := splits.take("last", 4, pass_index, len(found))) is not None:
-            found += range(split.begin, split.end)
+            found += split
         assert found == list(range(rows))
 
 
 def test_an_iteration_that_is_over_gives_nothing():
     splits = RowSplits(10, 4)
     splits.begin(0)
-    assert splits.take("a", 0, 0, 0).end == 4
+    assert splits.take("a", 0, 0, 0).stop == 4
     splits.begin(1)
     assert splits.take("a", 0, 0, 1) is None
-    assert splits.take("a", 1, 0, 0).begin == 0
+    assert splits.take("a", 1, 0, 0).start == 0
 
 
 def test_a_worker_leases_only_batches_that_it_has():

@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 
 from nfdt.core.specs.job import EpochProgress
-from nfdt.schedulers import FedTasks, LeaseBook, PlannedTasks, Position, SizedTasks, TaskPlan
 from nfdt.schedulers.group_shares import FixedSizes
+from nfdt.schedulers.leases import LeaseBook
 from nfdt.schedulers.pulled import PulledTasks
+from nfdt.schedulers.sources import FedTasks, PlannedTasks, SizedTasks
+from nfdt.schedulers.tasks import Position, TaskPlan
 
 
 def book_of(rows=10, batch=1, **options):

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nfdt.schedulers import BatchSizes, Bounds, Position, SizedTasks, TaskPlan
+from nfdt.schedulers.batch_policies import BatchSizes, Bounds
 from nfdt.schedulers.group_shares import FixedSizes
+from nfdt.schedulers.sources import SizedTasks
+from nfdt.schedulers.tasks import Position, TaskPlan
 
 BEGIN = Position(pass_index=2, row=4, task=100, round=7)
 

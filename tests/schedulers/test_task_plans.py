@@ -6,8 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nfdt.core.order import keras_order, order_crc, sample_order
-from nfdt.schedulers import FedTasks, PlannedTasks, Position, Task, TaskPlan, lease_size
+from nfdt.core.work.tasks import Task
 from nfdt.schedulers.ranges import Ranges
+from nfdt.schedulers.sources import FedTasks, PlannedTasks
+from nfdt.schedulers.tasks import Position, TaskPlan
+from nfdt.schedulers.throughput import lease_size
 
 SIZES = st.tuples(st.integers(1, 200), st.integers(1, 40), st.integers(1, 5))
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nfdt.schedulers import Speeds, StepTime, Throughput
-from nfdt.schedulers.throughput import fit_line
+from nfdt.schedulers.throughput import Speeds, StepTime, Throughput, fit_line
 
 TIMES = st.builds(StepTime, st.floats(0, 0.5), st.floats(1e-5, 0.1))
 
@@ -129,8 +128,8 @@ def test_changes_of_speed_and_exchanges_are_reported_for_each_worker():
     for seconds in [1.0] * 8 + [4.0] * 5:
         speeds.measured("a", 10, seconds, 0.25)
         speeds.measured("b", 10, 1.0)
-    assert (speeds.changes("a"), speeds.changes("b")) == (1, 0)
-    assert (speeds.exchange_s("a"), speeds.exchange_s("b")) == (0.25, 0.0)
+    assert (speeds.of("a").changes, speeds.of("b").changes) == (1, 0)
+    assert (speeds.of("a").exchange_s, speeds.of("b").exchange_s) == (0.25, 0.0)
 
 
 @pytest.mark.parametrize("seconds", [0.06, 0.19])
@@ -149,17 +148,19 @@ def test_speeds_keep_workers_apart_and_forget():
     for _ in range(6):
         speeds.measured("a", 10, 1.0)
         speeds.measured("b", 10, 4.0)
-    assert speeds.step_s("a", 20) == pytest.approx(2.0)
-    assert speeds.of("b").samples_per_s(10) == pytest.approx(2.5)
-    assert (speeds.steps("a"), speeds.identified("a")) == (6, False)
+    assert speeds.of("a").step_time.seconds(20) == pytest.approx(2.0)
+    assert speeds.of("b").step_time.samples_per_s(10) == pytest.approx(2.5)
+    assert (speeds.of("a").steps, speeds.of("a").identified) == (6, False)
     speeds.measured("a", 10, 9.0)
-    assert (speeds.of("a").seconds(10), speeds.now("a").seconds(10)) == (pytest.approx(1.0), pytest.approx(9.0))
-    assert (speeds.steps("unknown"), speeds.changes("unknown"), speeds.exchange_s("unknown")) == (0, 0, 0.0)
-    assert (speeds.now("unknown"), speeds.identified("unknown")) == (None, False)
-    speeds.forget("a")
-    speeds.forget("unknown")
-    assert speeds.of("a") is None
-    assert speeds.step_s("a", 20) is None
+    assert (speeds.of("a").step_time.seconds(10), speeds.of("a").now.seconds(10)) == (
+        pytest.approx(1.0),
+        pytest.approx(9.0),
+    )
+    assert (speeds.of("unknown").steps, speeds.of("unknown").changes, speeds.of("unknown").exchange_s) == (0, 0, 0.0)
+    assert (speeds.of("unknown").now, speeds.of("unknown").identified) == (None, False)
+    speeds.remove("a")
+    speeds.remove("unknown")
+    assert speeds.of("a").step_time is None
 
 
 def test_a_line_that_would_begin_below_zero_begins_at_zero():

@@ -1,7 +1,7 @@
 import pytest
 
 from nfdt.core.errors import UsageError
-from nfdt.schedulers import StepTime
+from nfdt.schedulers.throughput import StepTime
 from nfdt.simulate.cluster import parse_cluster, read_cluster
 
 TEXT = """

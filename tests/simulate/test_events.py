@@ -4,7 +4,7 @@ from nfdt.simulate.events import Activity, Agenda, Signal
 def test_events_happen_in_their_order_and_equal_times_in_the_order_they_were_planned():
     agenda, seen = Agenda(), []
     for when, name in ((2.0, "late"), (1.0, "first"), (1.0, "second")):
-        agenda.at(when, lambda name=name: seen.append((agenda.clock.now(), name)))
+        agenda.at(when, lambda name=name: seen.append((agenda.now(), name)))
     while agenda.step():
         pass
     assert seen == [(1.0, "first"), (1.0, "second"), (2.0, "late")]
@@ -13,7 +13,7 @@ def test_events_happen_in_their_order_and_equal_times_in_the_order_they_were_pla
 
 def test_what_is_past_is_done_now():
     agenda, seen = Agenda(), []
-    agenda.at(3.0, lambda: agenda.at(1.0, lambda: seen.append(agenda.clock.now())))
+    agenda.at(3.0, lambda: agenda.at(1.0, lambda: seen.append(agenda.now())))
     while agenda.step():
         pass
     assert seen == [3.0]
@@ -25,9 +25,9 @@ def test_an_activity_sleeps_waits_and_is_ended():
 
     def steps():
         yield 2.0
-        seen.append(agenda.clock.now())
+        seen.append(agenda.now())
         seen.append((yield signal))
-        seen.append(agenda.clock.now())
+        seen.append(agenda.now())
         yield 10.0
         seen.append("never")
 

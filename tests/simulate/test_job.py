@@ -11,7 +11,7 @@ from nfdt.model.backends.tensorflow_step import GradientStep
 from nfdt.model.program import unpack
 from nfdt.model.program.state import load_state
 from nfdt.model.training.data import ArraySource, decode_npy
-from nfdt.schedulers import TaskPlan
+from nfdt.schedulers.tasks import TaskPlan
 from nfdt.shard.building import build_store
 from nfdt.shard.in_process import InProcessClient
 from nfdt.transport.base import Pulled

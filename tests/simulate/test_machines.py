@@ -39,8 +39,8 @@ def test_a_pause_is_waited_for(now, expected):
 
 
 def test_messages_on_a_link_follow_each_other():
-    lane = VirtualLane(8.0)  # a million bytes per second
-    road = Road([lane], [VirtualLane(None)], latency_s=0.5)
+    lane = VirtualLane(1e-6)  # a million bytes per second
+    road = Road([lane], [VirtualLane()], latency_s=0.5)
     assert road.send(0.0, [1_000_000]) == pytest.approx(1.5)
     assert road.send(0.25, [1_000_000]) == pytest.approx(2.5)
     assert road.send(9.0, [0]) == pytest.approx(9.5)

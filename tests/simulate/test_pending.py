@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from nfdt.core.work.tasks import Task
 from nfdt.model.backends.lanes import LaneBatch, LaneResult
 from nfdt.model.training.data import ArraySource
-from nfdt.schedulers import Task
 from nfdt.simulate.pending import PendingGradients
 from nfdt.transport.base import Pulled
 
@@ -137,6 +137,6 @@ def test_forgotten_gradients_are_not_computed():
     step = Step()
     gradients = pending(step)
     add(gradients, 0, (0, 4))
-    gradients.forget()
+    gradients.clear()
     gradients.results(add(gradients, 1, (0, 4)))
     assert step.calls == [[1]]

@@ -3,9 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from nfdt.coordinator import Evaluate, Wait, Work
 from nfdt.coordinator.failover import Reach, Seek, Start
-from nfdt.core.work.instructions import MoveShards
+from nfdt.core.work.instructions import Evaluate, MoveShards, Wait, Work
 from nfdt.core.work.tasks import Task
 from tests.support.simulated_cluster import SimulatedCluster, SimulatedWorker
 

@@ -6,10 +6,14 @@ from dataclasses import replace
 import numpy as np
 
 from nfdt.consistency import make_policy
-from nfdt.coordinator import (
+from nfdt.coordinator.coordinator import Coordinator
+from nfdt.coordinator.untrained import StateMerger
+from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
+from nfdt.core.clock import ManualClock
+from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
+from nfdt.core.work.instructions import (
     BeginEpoch,
     CollectState,
-    Coordinator,
     Emit,
     EpochDone,
     EpochState,
@@ -19,8 +23,8 @@ from nfdt.coordinator import (
     FlushShards,
     ForgetWorker,
     Leave,
+    MoveShards,
     Report,
-    StateMerger,
     Summarise,
     Summary,
     TaskTime,
@@ -28,10 +32,6 @@ from nfdt.coordinator import (
     Wait,
     Work,
 )
-from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
-from nfdt.core.clock import ManualClock
-from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
-from nfdt.core.work.instructions import MoveShards
 from nfdt.model.training.merge import encode_arrays
 from nfdt.transport.base import Pulled, Pushed
 from nfdt.worker.driver import LoopDriver, Step

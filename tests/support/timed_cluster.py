@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-from nfdt.coordinator import TaskTime, Wait, Work
+from nfdt.core.work.instructions import TaskTime, Wait, Work
 from tests.support.simulated_cluster import SimulatedCluster
 
 

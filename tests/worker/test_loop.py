@@ -110,7 +110,7 @@ class Driver(LoopDriver):
     def meet(self, wanted, *arguments):
         self.happen(self.events.get(len(self.wanted)))
         self.wanted.append(wanted.__name__)
-        if self.moves and wanted.__name__ in ("pull", "pull_exactly", "settle"):
+        if self.moves and wanted.__name__ in ("pull", "pull_exactly", "await_replies"):
             raise ShardsMoved
         return wanted(*arguments)
 
@@ -134,7 +134,7 @@ class Driver(LoopDriver):
         assert self.ahead is None
         self.ahead = self.instructions.pop(0) if self.instructions else ins.Leave("done")
 
-    def take_ahead(self):
+    def await_ahead(self):
         instruction, self.ahead = self.ahead, None
         return instruction if isinstance(instruction, ins.Work) else None
 
@@ -187,20 +187,20 @@ class Driver(LoopDriver):
         return sorted(task for number, task in self.reported if number == self.incarnation)
 
 
-STEP = ["compute", "overlap", "settle"]
+STEP = ["compute", "overlap", "await_replies"]
 
 
 def test_a_lease_is_prepared_computed_and_reported():
     driver = Driver([ins.BeginEpoch(0, b"", 0), work(0, 1)])
     assert driver.run() == "done"
-    assert driver.wanted == ["ask", "settle", "execute", "ask", "prepare", "pull", *STEP, *STEP, "ask"]
+    assert driver.wanted == ["ask", "await_replies", "execute", "ask", "prepare", "pull", *STEP, *STEP, "ask"]
     assert driver.reported == [(0, 0), (0, 1)]
 
 
 def test_the_next_lease_is_requested_before_the_last_task_and_needs_no_other_request():
     driver = Driver([work(0, 1, look_ahead=True), work(2)])
     driver.run()
-    ahead = ["ask", "prepare", "pull", *STEP, "ask_ahead", *STEP, "take_ahead", "prepare", *STEP, "ask"]
+    ahead = ["ask", "prepare", "pull", *STEP, "ask_ahead", *STEP, "await_ahead", "prepare", *STEP, "ask"]
     assert driver.wanted == ahead
 
 
@@ -287,7 +287,7 @@ def test_weights_are_wanted_unless_they_would_be_stale_or_come_with_the_next_rou
 def test_nothing_of_shards_that_are_gone_is_reported_pushed_or_awaited():
     driver = Driver([work(0, 1, look_ahead=True), work(2), work(3), work(4)], {9: MOVE}, due=[True, False, False])
     driver.run()
-    assert driver.wanted[9:14] == ["settle", "move", "ask", "prepare", "pull"]
+    assert driver.wanted[9:14] == ["await_replies", "move", "ask", "prepare", "pull"]
     assert [push.tasks for push in driver.pushed] == [(3,), (4,)]
     assert driver.reported == [(1, 3), (1, 4)]
 
@@ -378,4 +378,6 @@ def test_after_a_stop_a_move_or_the_request_to_end_no_step_begins(script, events
             assert between <= {"ask_ahead", "pull"} or (event == MOVE and "move" in between)
     for event in (at for at, event in events.items() if event == STOP):
         later = driver.wanted[event:]
-        assert "ask" not in later[2 if later[:1] == ["take_ahead"] else 1 :]  # which another request may follow at once
+        assert (
+            "ask" not in later[2 if later[:1] == ["await_ahead"] else 1 :]
+        )  # which another request may follow at once

@@ -54,7 +54,7 @@ def steps(pipeline, overlap, count):
     for tag in range(count):
         pipeline.weights()
         pipeline.send(tag, GRADIENT, samples=1)
-        taken.append([tag for tag, _ in pipeline.settle(overlap)])
+        taken.append([tag for tag, _ in pipeline.await_replies(overlap)])
     return taken
 
 
@@ -71,7 +71,7 @@ def test_answers_that_come_late_are_waited_for_as_late_as_may_be(overlap, taken,
     pipeline = Pipeline(shards)
     assert steps(pipeline, overlap, 4) == taken
     assert [shards.computed_on[push] for push in (2, 3, 4, 5)] == computed_on
-    assert [tag for tag, _ in pipeline.settle(0)] == list(range(4 - overlap, 4))
+    assert [tag for tag, _ in pipeline.await_replies(0)] == list(range(4 - overlap, 4))
     assert shards.pulls == 1
 
 
@@ -85,8 +85,8 @@ def test_a_worker_that_forgets_pulls_again():
     shards = SlowShards()
     pipeline = Pipeline(shards)
     steps(pipeline, 1, 2)
-    pipeline.settle(0)
-    pipeline.forget()
+    pipeline.await_replies(0)
+    pipeline.discard_weights()
     assert pipeline.weights().sequence == shards.sequence == 4
     assert shards.pulls == 2
 
@@ -103,6 +103,6 @@ def test_without_overlap_every_bit_is_that_of_one_push_after_the_other():
     weights = plain.pull().weights
     for step in range(6):
         pipeline.send(step, slope(pipeline.weights().weights), samples=1)
-        pipeline.settle(0)
+        pipeline.await_replies(0)
         weights = plain.push(slope(weights), samples=1).weights
         assert np.array_equal(pipeline.weights().weights, weights)

@@ -144,8 +144,9 @@ class ElasticJob(RingJob):
         self.attempted = max(self.attempted, self.steps)
         return counted
 
-    def _is_killed(self) -> bool:
-        return self.steps + 1 > self.attempted and super()._is_killed()
+    @property
+    def _new_step(self) -> int:
+        return self.steps + 1 if self.steps + 1 > self.attempted else 0
 
     def _epoch_metrics(self) -> list[bytes]:
         return [*super()._epoch_metrics(), *self._orphans]

@@ -48,9 +48,10 @@ class Emulation(BaseModel):
                     f"Received: {len(values)} values"
                 )
 
-    def kills(self, worker: int) -> bool:
-        """Return whether worker number ``worker`` is to be killed at some step."""
-        return self.fail is not None and any(int(one.partition("@")[0]) == worker for one in self.fail.split(","))
+    def last_steps(self, worker: int) -> frozenset[int]:
+        """Return the steps at which worker number ``worker`` is to be killed."""
+        ends = [tuple(map(int, one.split("@"))) for one in self.fail.split(",")] if self.fail else []
+        return frozenset(step for killed, step in ends if killed == worker)
 
     def step_s(self, worker: int, measured_s: float, batch_share: float) -> float:
         """Return the emulated duration of a step of this worker, in seconds; never less than the measured one.
