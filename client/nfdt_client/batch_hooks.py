@@ -12,28 +12,20 @@ from nfdt_client.hook_code import HOOKS, reads_batches
 
 logger = logging.getLogger(__name__)
 
-MODES = ("auto", "exact", "approximate")
 _SAVERS = ("ModelCheckpoint", "BackupAndRestore", "OrbaxCheckpoint")
 
 Pauses = Callable[[int], int]
 """After so many steps of an epoch that are done: after how many training stands still next."""
 
 
-def check_mode(value: Any, algorithm: AlgorithmSpec) -> str:
-    """Return ``value`` if it is one of :data:`MODES` and the algorithm supports it.
-
-    Raises:
-        UsageError: the value is no mode, or it is ``exact`` and a step of the algorithm is not one batch.
-    """
-    if value not in MODES:
-        raise UsageError(f"batch_hooks: expected one of {', '.join(MODES)}. Received: {value!r}.")
-    if value == "exact" and (reason := _obstacle(algorithm)):
+def require_exact(algorithm: AlgorithmSpec) -> None:
+    """Raise UsageError if a step of the algorithm is not one batch, so that exact hooks are impossible."""
+    if reason := _obstacle(algorithm):
         raise UsageError(
             f"batch_hooks='exact': expected an algorithm with one batch size and without groups, as ddc-asgd, bsp or "
             f"allreduce. Received: {algorithm.name!r}, {reason}. Choose another algorithm, or "
             "batch_hooks='approximate'."
         )
-    return str(value)
 
 
 def _obstacle(algorithm: AlgorithmSpec) -> str | None:
@@ -75,7 +67,7 @@ def choose_mode(mode: str, algorithm: AlgorithmSpec, data: str, callbacks: Seque
     """Return ``exact`` in place of ``auto`` where a callback reads batches and nothing prevents it, and log it.
 
     Args:
-        mode: One of :data:`MODES`.
+        mode: The option ``batch_hooks``.
         algorithm: Algorithm of the job.
         data: The option ``data``; workers read datasets in an order of their own.
         callbacks: Callbacks passed to the fit.
@@ -100,7 +92,7 @@ def plan_pauses(
     """Plan when training pauses for the batch hooks; None means never. Logs which callbacks are approximate.
 
     Args:
-        mode: One of :data:`MODES`.
+        mode: The option ``batch_hooks``.
         algorithm: Algorithm of the job.
         callbacks: Callbacks of the fit.
         size: Batches between two calls of the hooks (``steps_per_execution``).

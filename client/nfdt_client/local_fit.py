@@ -18,7 +18,6 @@ from nfdt.core.errors import (
     NotInstalled,
     PolicyRefused,
     ServerUnreachable,
-    UsageError,
     VersionMismatch,
 )
 from nfdt_client.failures import trained_before
@@ -26,7 +25,6 @@ from nfdt_client.fit_record import FitRecord
 
 logger = logging.getLogger(__name__)
 
-FALLBACKS = ("error", "local")
 HINT = "With fallback='local' such a fit trains in this process instead."
 IN_A_FIT = "it is called while another fit trains on the cluster, as in a callback"
 ELSEWHERE = (
@@ -36,17 +34,6 @@ _FINAL = (AuthenticationFailed, JobCancelled, JobTaken)
 _HINTED = (CaptureError, NotInstalled, PolicyRefused, ServerUnreachable, VersionMismatch)
 _BEGINNING = ("on_train_begin", "on_epoch_begin", "on_train_batch_begin")
 _PEEKED = 8  # more batches than are read of a generator before training begins
-
-
-def check_fallback(value: Any) -> str:
-    """Return ``value`` if it is one of :data:`FALLBACKS`.
-
-    Raises:
-        UsageError: it is not.
-    """
-    if value not in FALLBACKS:
-        raise UsageError(f"fallback: expected one of {', '.join(FALLBACKS)}. Received: {value!r}.")
-    return str(value)
 
 
 @dataclass(frozen=True)
@@ -78,7 +65,7 @@ class Fallback:
 
     Args:
         arguments: Arguments of ``fit`` by name.
-        mode: One of :data:`FALLBACKS`.
+        mode: The option ``fallback``.
 
     Attributes:
         arguments: The arguments for the cluster.

@@ -7,14 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nfdt.core.errors import UnreadableData, UsageError
+from nfdt.core.errors import UnreadableData
 
 if TYPE_CHECKING:
     from nfdt_client.training_data import GraphData, Indexed, Stream, TrainingData
 
 logger = logging.getLogger(__name__)
-
-MODES = ("auto", "client", "workers")
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class PlacementTerms:
     """Terms on which data may go to the workers.
 
     Attributes:
-        mode: The option ``data``: one of :data:`MODES`.
+        mode: The option ``data``.
         allows_code: Whether the server takes code; called only for data that are code.
         workers: Number of workers.
         steps_per_epoch: As for ``fit``.
@@ -54,17 +52,6 @@ class PlacementTerms:
     steps_per_epoch: int | None = None
     why_no_datasets: str = ""
     callbacks: Any = None
-
-
-def check_mode(value: Any) -> str:
-    """Return ``value`` if it is one of :data:`MODES`.
-
-    Raises:
-        UsageError: it is not.
-    """
-    if value not in MODES:
-        raise UsageError(f"data: expected one of {', '.join(MODES)}. Received: {value!r}.")
-    return str(value)
 
 
 def choose(read: TrainingData, x: Any, class_weight: Any, terms: PlacementTerms) -> Choice:
