@@ -8,7 +8,7 @@ from typing import Any
 
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.algorithm import AlgorithmSpec
-from nfdt_client.hook_code import HOOKS, reads_batches
+from nfdt_client.hook_code import HOOKS, has_own_hook, reads_batches
 
 logger = logging.getLogger(__name__)
 
@@ -48,14 +48,8 @@ def saves_at_batches(callback: Any) -> bool:
 
 def looks_at_batches(callback: Any) -> bool:
     """Whether a callback has batch hooks that are not known to be harmless."""
-    from nfdt.model.keras_internals import training as keras_training
-
-    for hook in HOOKS:
-        method = getattr(callback, hook)
-        of_keras = str(getattr(method, "__module__", "")).startswith("keras.")
-        if not of_keras and not keras_training.is_default_hook(method):
-            return True
-    return type(callback).__name__ == "TensorBoard" and getattr(callback, "update_freq", "epoch") != "epoch"
+    writes = type(callback).__name__ == "TensorBoard" and getattr(callback, "update_freq", "epoch") != "epoch"
+    return writes or has_own_hook(callback, HOOKS)
 
 
 def look_at_batches(callbacks: Sequence[Any]) -> bool:

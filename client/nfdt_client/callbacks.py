@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from nfdt_client.captured import Capture
 from nfdt_client.fit_record import FitRecord
+from nfdt_client.hook_code import has_own_hook
 from nfdt_client.mirror import Validation, finalize
-from nfdt_client.options import Options
 
 _TEST_HOOKS = ("on_test_begin", "on_test_batch_begin", "on_test_batch_end", "on_test_end")
 # Keras' own callbacks that neither read the weights nor change them.
@@ -26,17 +27,7 @@ def each(callbacks: Any) -> list[Any]:
 
 def watches_tests(callbacks: Any) -> bool:
     """Whether a callback hooks into evaluation; the model is then evaluated in this process."""
-    from nfdt.model.keras_internals import training as keras_training
-
-    for callback in each(callbacks):
-        if type(callback).__name__ == "SwapEMAWeights":
-            return True
-        for hook in _TEST_HOOKS:
-            method = getattr(callback, hook)
-            owner = str(getattr(method, "__module__", ""))
-            if not keras_training.is_default_hook(method) and not owner.startswith("keras."):
-                return True
-    return False
+    return any(type(c).__name__ == "SwapEMAWeights" or has_own_hook(c, _TEST_HOOKS) for c in each(callbacks))
 
 
 def watches_weights(callbacks: Any, *, rates_are_state: bool = False) -> bool:
@@ -63,21 +54,23 @@ def schedulers(callbacks: Any) -> list[str]:
     return [type(callback).__name__ for callback in each(callbacks) if type(callback).__name__ in _SCHEDULERS]
 
 
-def callback_list(captured: Capture, options: Options) -> Any:
-    """Return Keras' own CallbackList, as ``fit`` makes it."""
+def callback_list(
+    model: Any, arguments: Mapping[str, Any], *, epochs: int, steps: int | None, history: bool = True
+) -> Any:
+    """Return the CallbackList that Keras' own method makes of its arguments."""
     from keras import callbacks as keras_callbacks
 
-    callbacks, verbose = captured.arguments["callbacks"], captured.arguments["verbose"]
+    callbacks, verbose = arguments["callbacks"], arguments["verbose"]
     if isinstance(callbacks, keras_callbacks.CallbackList):
         return callbacks
     return keras_callbacks.CallbackList(
         callbacks,
-        add_history=True,
+        add_history=history,
         add_progbar=verbose != 0,
         verbose=verbose,
-        epochs=captured.epochs,
-        steps=captured.steps(options),
-        model=captured.model,
+        epochs=epochs,
+        steps=steps,
+        model=model,
     )
 
 

@@ -86,7 +86,7 @@ def capture(
 
 def _refuse_own_loop(model: Any) -> None:
     """Raise CaptureError if the user replaces the function that trains on the batches of an iterator."""
-    if _replaces(model, "make_train_function"):
+    if replaces(model, "make_train_function"):
         raise CaptureError(
             "Expected Keras' own make_train_function(). Received: one of "
             f"{type(model).__name__}, which would not be called: the workers call train_step() with each batch. Move "
@@ -95,7 +95,7 @@ def _refuse_own_loop(model: Any) -> None:
         )
 
 
-def _replaces(model: Any, method: str) -> bool:
+def replaces(model: Any, method: str) -> bool:
     """Whether the user's class, or the model itself, has another method than ``keras.Model``."""
     from nfdt.model.program.compiling import overrides
 
@@ -158,7 +158,7 @@ def _with_validation(captured: Capture, validation_data: Any, terms: PlacementTe
     arguments = captured.arguments
     x, y, sample_weight = keras_data.unpack_batch(validation_data)
     captured.validation_data = (x, y, sample_weight)
-    if callbacks.watches_tests(arguments["callbacks"]) or _replaces(captured.model, "make_test_function"):
+    if callbacks.watches_tests(arguments["callbacks"]) or replaces(captured.model, "make_test_function"):
         return captured
     steps = arguments["validation_steps"]
     batches = keras_models.limited_batches(steps, int(captured.model.steps_per_execution or 1))

@@ -15,7 +15,7 @@ from nfdt_client.option_types import FitOptions
 from nfdt_client.options import Options, resolve
 from nfdt_client.program_checks import require_backend_of
 from nfdt_client.session import Session
-from nfdt_client.specify import JobNames
+from nfdt_client.specify import job_names
 from nfdt_client.tracebacks import hide_frames
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def distribute(
     named = {"workers": workers, "algorithm": algorithm, "server": server, **overrides}
     resolved = _options(options, named, default_algorithm)
 
-    names = JobNames(resolved.job)
+    names = job_names(resolved.job)
 
     def decorate(function: F) -> F:
         _check_function(function, "distribute")
@@ -142,7 +142,7 @@ class _Submitter(Session):
             raise UsageError(f"submit: expected epochs above {initial_epoch}. Received: {captured.epochs}.")
         captured.callbacks = begin_callbacks(callbacks, model, initial_epoch)
         submission, _ = self.prepare(captured, batch, initial_epoch, interactive=False)
-        job_id = self.send(replace(submission, name=self._names.next())).job_id
+        job_id = self.send(replace(submission, name=next(self._names))).job_id
         raise _Submitted(JobHandle(job_id, self.release_connection()))
 
 

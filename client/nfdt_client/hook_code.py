@@ -1,4 +1,4 @@
-"""Inspection of the code of callbacks: whether their train-batch hooks read anything."""
+"""Inspection of callbacks: which hooks are not Keras' own, and whether train-batch hooks read anything."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dis
 import functools
 import inspect
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
@@ -25,6 +25,18 @@ def reads_batches(callback: Any) -> bool:
     return any(_reads(callback, function, is_method, seen) for function, is_method in _hooks(callback))
 
 
+def has_own_hook(callback: Any, hooks: Iterable[str]) -> bool:
+    """Whether a callback has one of these hooks, and Keras did not write it."""
+    from nfdt.model.keras_internals import training as keras_training
+
+    methods = [getattr(callback, hook) for hook in hooks]
+    return any(not _is_of_keras(method) and not keras_training.is_default_hook(method) for method in methods)
+
+
+def _is_of_keras(function: Any) -> bool:
+    return str(getattr(function, "__module__", "")).startswith("keras.")
+
+
 def _hooks(callback: Any) -> Iterator[tuple[Any, bool]]:
     """Yield the hooks of the callback and of its bases, and whether their first argument is the callback."""
     from nfdt.model.keras_internals import training as keras_training
@@ -41,10 +53,8 @@ def _hooks(callback: Any) -> Iterator[tuple[Any, bool]]:
 def _is_of_a_package(function: Any) -> bool:
     from nfdt.model.program.own_modules import is_installed_file
 
-    if str(getattr(function, "__module__", "")).startswith("keras."):
-        return True
     code = _code(function)
-    return code is not None and is_installed_file(code.co_filename)
+    return _is_of_keras(function) or (code is not None and is_installed_file(code.co_filename))
 
 
 def _code(function: Any) -> types.CodeType | None:

@@ -46,18 +46,16 @@ class LocalFits:
 
     reason: str
 
-    def fit(self, original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call Keras' own fit."""
+    def call(
+        self, method: str, original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call Keras' own method."""
+        if method != "fit":
+            return original(model, *args, **kwargs)
         logger.warning("This model.fit trains in this process, not on the cluster: %s", self.reason)
         history = original(model, *args, **kwargs)
         history.nfdt = FitRecord({}, where="local", reason=self.reason)
         return history
-
-    def evaluate(self, original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call Keras' own method."""
-        return original(model, *args, **kwargs)
-
-    predict = evaluate
 
 
 class Fallback:
@@ -108,7 +106,7 @@ class Fallback:
             for hook in _BEGINNING:
                 skip_once(self._listeners, hook)
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        return LocalFits(reason).fit(original, model, (), arguments)
+        return LocalFits(reason).call("fit", original, model, (), arguments)
 
 
 def may_train_here(error: Exception) -> bool:

@@ -11,36 +11,30 @@ from typing import Any, Protocol
 from nfdt_client.local_fit import ELSEWHERE, LocalFits
 from nfdt_client.tracebacks import hide_frames
 
-FitFunction = Callable[..., Any]
+KerasMethod = Callable[..., Any]
 METHODS = ("fit", "evaluate", "predict")
 
 
-class FitHandler(Protocol):
-    """Handler that runs calls of a model's methods in place of Keras; ``original`` is Keras' own method."""
+class CallHandler(Protocol):
+    """Carries out calls of a model's methods in place of Keras."""
 
-    def fit(self, original: FitFunction, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Carry out ``model.fit(*args, **kwargs)``."""
-        ...
-
-    def evaluate(self, original: FitFunction, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Carry out ``model.evaluate(*args, **kwargs)``."""
-        ...
-
-    def predict(self, original: FitFunction, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Carry out ``model.predict(*args, **kwargs)``."""
+    def call(
+        self, method: str, original: KerasMethod, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Carry out ``model.METHOD(*args, **kwargs)``; ``original`` is Keras' own method."""
         ...
 
 
 # Session that a call of this context belongs to; None outside of all. Each thread has its own context.
-_current: ContextVar[FitHandler | None] = ContextVar("nfdt_session", default=None)
+_current: ContextVar[CallHandler | None] = ContextVar("nfdt_session", default=None)
 
 
-def enter(handler: FitHandler | None) -> Token[FitHandler | None]:
+def enter(handler: CallHandler | None) -> Token[CallHandler | None]:
     """Route this context's calls to ``handler``."""
     return _current.set(handler)
 
 
-def leave(token: Token[FitHandler | None]) -> None:
+def leave(token: Token[CallHandler | None]) -> None:
     """Undo the matching :func:`enter`."""
     try:
         _current.reset(token)
@@ -58,17 +52,17 @@ class FitPatch:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users = 0
-        self._own: dict[str, FitFunction | None] = {}  # the class's own attributes; None where it only inherits one
-        self._ours: dict[str, FitFunction] = {}
+        self._own: dict[str, KerasMethod | None] = {}  # the class's own attributes; None where it only inherits one
+        self._ours: dict[str, KerasMethod] = {}
 
     def install(self, model_class: Any) -> None:
         """Replace the methods of a class, unless they are replaced already."""
         with self._lock:
-            for name in METHODS if self._users == 0 else ():
+            self._users += 1
+            for name in METHODS if self._users == 1 else ():
                 self._own[name] = vars(model_class).get(name)
                 self._ours[name] = self._capturing(name, getattr(model_class, name))
                 setattr(model_class, name, self._ours[name])
-            self._users += 1
 
     def remove(self, model_class: Any) -> None:
         """Undo one :meth:`install`; the last call restores the class.
@@ -85,14 +79,14 @@ class FitPatch:
                 else:
                     setattr(model_class, name, own)
 
-    def _capturing(self, name: str, original: FitFunction) -> FitFunction:
+    def _capturing(self, name: str, original: KerasMethod) -> KerasMethod:
         @hide_frames
         @functools.wraps(original)
         def call(model: Any, *args: Any, **kwargs: Any) -> Any:
             handler = _current.get() or (LocalFits(ELSEWHERE) if self._users else None)
             if handler is None:
                 return original(model, *args, **kwargs)
-            return getattr(handler, name)(original, model, args, kwargs)
+            return handler.call(name, original, model, args, kwargs)
 
         return call
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import Token
 from dataclasses import replace
 from functools import partial
@@ -42,7 +42,7 @@ from nfdt_client.program_checks import (
     look_at_metrics,
     require_backend_of,
 )
-from nfdt_client.specify import JobNames, Submission, specify
+from nfdt_client.specify import Submission, job_names, specify
 from nfdt_client.tracebacks import hide_frames
 from nfdt_client.training_data import Stream
 from nfdt_client.upload import upload
@@ -78,14 +78,16 @@ class Session:
 
     tells_idle = True
 
-    def __init__(self, options: Options, server: StartedServer | None = None, names: JobNames | None = None) -> None:
+    def __init__(
+        self, options: Options, server: StartedServer | None = None, names: Iterator[str] | None = None
+    ) -> None:
         self.options, self._given = options, server
-        self._names = names or JobNames(options.job)
+        self._names = names or job_names(options.job)
         self.fits: list[dict[str, Any]] = []
         self._logged: set[str] = set()  # lines in the log that would repeat from fit to fit
         self._id = uuid.uuid4().hex
         self._idle = True
-        self._outer: patch.FitHandler | None = None
+        self._outer: patch.CallHandler | None = None
         self._link: JobsClient | None = None
         self._embedded: StartedServer | None = None
         self._refusal: NfdtError | None = None  # why no fit of this session can be distributed
@@ -153,7 +155,17 @@ class Session:
         link, self._link = self.connection(), None
         return link
 
-    def fit(self, original: patch.FitFunction, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(
+        self, method: str, original: patch.KerasMethod, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Carry out a method of ``model`` on the cluster as ``original`` would here."""
+        if method == "fit":
+            return self.fit(original, model, args, kwargs)
+        if self._refusal is not None:
+            return original(model, *args, **kwargs)
+        return evaluation.run_call(self, method, original, model, args, kwargs)
+
+    def fit(self, original: patch.KerasMethod, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Train ``model`` on the cluster as ``original`` would here; fits inside callbacks are Keras' own."""
         note_start("script", "calls fit")
         self.note_fit()
@@ -172,19 +184,6 @@ class Session:
             raise
         finally:
             patch.leave(token)
-
-    def evaluate(self, original: patch.FitFunction, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Evaluate ``model`` as ``original`` would here; see :func:`~nfdt_client.evaluation.run_call`."""
-        return self._call("evaluate", original, model, args, kwargs)
-
-    def predict(self, original: patch.FitFunction, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Predict with ``model`` as ``original`` would here; see :func:`~nfdt_client.evaluation.run_call`."""
-        return self._call("predict", original, model, args, kwargs)
-
-    def _call(self, method: str, original: patch.FitFunction, model: Any, args: Any, kwargs: Any) -> Any:
-        if self._refusal is not None:
-            return original(model, *args, **kwargs)
-        return evaluation.run_call(self, method, original, model, args, kwargs)
 
     def explained(self, error: Exception) -> Exception:
         """Return the error; for an embedded server that has ended, with the reason."""
@@ -211,8 +210,10 @@ class Session:
         captured = capture(model, arguments, replace(options, batch_hooks=hooks), self.allows_code)
         batch = captured.sample_batch()
         check_batch(model, batch)
-        name = self._names.next()
-        listeners = callbacks.callback_list(captured, self.options)
+        name = next(self._names)
+        listeners = callbacks.callback_list(
+            model, captured.arguments, epochs=captured.epochs, steps=captured.steps(self.options)
+        )
         model.stop_training = False
         captured.hash_arrays()
         listeners.on_train_begin()
