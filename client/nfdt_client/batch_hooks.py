@@ -6,9 +6,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nfdt.core.errors import UsageError
 from nfdt.core.specs.algorithm import AlgorithmSpec
+from nfdt.model.keras_internals import training as keras_training
 from nfdt_client.hook_code import HOOKS, has_own_hook, reads_batches
+from nfdt_client.options import why_never_exact
 
 logger = logging.getLogger(__name__)
 
@@ -16,27 +17,6 @@ _SAVERS = ("ModelCheckpoint", "BackupAndRestore", "OrbaxCheckpoint")
 
 Pauses = Callable[[int], int]
 """After so many steps of an epoch that are done: after how many training stands still next."""
-
-
-def require_exact(algorithm: AlgorithmSpec) -> None:
-    """Raise UsageError if a step of the algorithm is not one batch, so that exact hooks are impossible."""
-    if reason := _obstacle(algorithm):
-        raise UsageError(
-            f"batch_hooks='exact': expected an algorithm with one batch size and without groups, as ddc-asgd, bsp or "
-            f"allreduce. Received: {algorithm.name!r}, {reason}. Choose another algorithm, or "
-            "batch_hooks='approximate'."
-        )
-
-
-def _obstacle(algorithm: AlgorithmSpec) -> str | None:
-    """Return the reason why training cannot pause after a step; None if it can."""
-    if algorithm.topology_facts.grouped:
-        return "whose groups step on their own"
-    if algorithm.plan == "topology":
-        return "whose workers may turn to groups (plan='topology')"
-    if algorithm.batch_facts.follows_speed:
-        return "whose batches change their size (batch='dbs')"
-    return None
 
 
 def saves_at_batches(callback: Any) -> bool:
@@ -67,7 +47,7 @@ def choose_mode(mode: str, algorithm: AlgorithmSpec, data: str, callbacks: Seque
         callbacks: Callbacks passed to the fit.
         logged: Lines that the session has logged, which are not logged again; new ones are added.
     """
-    may_be_exact = mode == "auto" and data != "workers" and not _obstacle(algorithm)
+    may_be_exact = mode == "auto" and data != "workers" and not why_never_exact(algorithm)
     readers = list(filter(reads_batches, callbacks)) if may_be_exact else []
     if not readers:
         return mode
@@ -97,7 +77,7 @@ def plan_pauses(
     if mode == "approximate":
         return None
     savers, lookers = list(filter(saves_at_batches, callbacks)), list(filter(looks_at_batches, callbacks))
-    obstacle = _obstacle(algorithm)
+    obstacle = why_never_exact(algorithm)
     if savers and not obstacle:
         _warn(f"{_named(savers)}: training stands still at the batches after which it saves (batch_hooks).", logged)
     else:
@@ -130,8 +110,6 @@ def _named(callbacks: Sequence[Any]) -> str:
 
 def _next_save(saver: Any, done: int, size: int) -> int:
     """Return the number of batches of the epoch after which the callback saves next."""
-    from nfdt.model.keras_internals import training as keras_training
-
     missing = max(1, saver.save_freq - keras_training.batches_seen(saver, saver.save_freq - 1))
     return done + -(-missing // size) * size
 

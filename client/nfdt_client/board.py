@@ -120,16 +120,15 @@ class Board:
 
     def _add(self, run: str, summary: Any, step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
-
-        if run not in self._files:
-            self._files[run] = _open(self._folder / run)
-            self._write(run, Event(wall_time=time.time(), file_version=_FORMAT))
-        self._write(run, Event(wall_time=time.time(), step=step, summary=summary))
-
-    def _write(self, run: str, event: Any) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        RecordWriter(self._files[run]).write(event.SerializeToString())
+        events = [Event(wall_time=time.time(), step=step, summary=summary)]
+        if run not in self._files:
+            self._files[run] = _open(self._folder / run)
+            events.insert(0, Event(wall_time=time.time(), file_version=_FORMAT))
+        writer = RecordWriter(self._files[run])
+        for event in events:
+            writer.write(event.SerializeToString())
 
 
 def _open(folder: Path) -> IO[bytes]:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from keras import callbacks as keras_callbacks
+from keras import tree
+
+from nfdt.model.keras_internals import data as keras_data
 from nfdt_client.captured import Capture
 from nfdt_client.fit_record import FitRecord
 from nfdt_client.hook_code import has_own_hook
@@ -18,8 +22,6 @@ _SCHEDULERS = ("LearningRateScheduler", "ReduceLROnPlateau")
 
 def each(callbacks: Any) -> list[Any]:
     """Return the callbacks passed to ``fit`` as a flat list."""
-    from keras import tree
-
     if hasattr(callbacks, "callbacks") and hasattr(callbacks, "on_train_begin"):
         return list(callbacks.callbacks)
     return [callback for callback in tree.flatten(callbacks or []) if callback is not None]
@@ -58,8 +60,6 @@ def callback_list(
     model: Any, arguments: Mapping[str, Any], *, epochs: int, steps: int | None, history: bool = True
 ) -> Any:
     """Return the CallbackList that Keras' own method makes of its arguments."""
-    from keras import callbacks as keras_callbacks
-
     callbacks, verbose = arguments["callbacks"], arguments["verbose"]
     if isinstance(callbacks, keras_callbacks.CallbackList):
         return callbacks
@@ -87,8 +87,6 @@ def local_validation(captured: Capture, callbacks: Any) -> Validation | None:
     """Return Keras' own evaluation in this process, for data that only this process can read; else None."""
     if captured.local_validation is None:
         return None
-    from nfdt.model.keras_internals import data as keras_data
-
     model, arguments = captured.model, captured.arguments
     x, y, sample_weight = captured.local_validation
     batch_size = arguments["validation_batch_size"] or arguments["batch_size"]

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import keras
+
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.errors import CaptureError, UsageError
 from nfdt.core.host.keras_backend import current_backend, ignored_backend
+from nfdt.model.keras_internals import data as keras_data
+from nfdt.model.keras_internals import models as keras_models
+from nfdt.model.program.compiling import overrides
+from nfdt.model.program.untrained import carrying_layers
 from nfdt_client import callbacks, placement, training_data
 from nfdt_client.captured import Capture
 from nfdt_client.options import Options
 from nfdt_client.placement import PlacementTerms
-from nfdt_client.program_checks import require_backend_of
 from nfdt_client.training_data import Arrays, Indexed, Stream
 
 logger = logging.getLogger(__name__)
-
-
-def bind(fit: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a ``fit`` call by name; wrong ones raise Python's own TypeError."""
-    bound = inspect.signature(fit).bind(model, *args, **kwargs)
-    bound.apply_defaults()
-    arguments = dict(bound.arguments)
-    arguments.pop("self", None)
-    return arguments
 
 
 def capture(
@@ -45,9 +40,7 @@ def capture(
         CaptureError: a backend on which the algorithm does not train, a model with a ``make_train_function`` of its
             own, or data that cannot be shipped.
     """
-    from nfdt.model.keras_internals import models as keras_models
-
-    require_backend_of(options)
+    options.require_backend()
     _warn_of_ignored_backend()
     keras_models.require_compiled(model)
     if (strategy := keras_models.distribution_strategy(model)) is not None:
@@ -97,8 +90,6 @@ def _refuse_own_loop(model: Any) -> None:
 
 def replaces(model: Any, method: str) -> bool:
     """Whether the user's class, or the model itself, has another method than ``keras.Model``."""
-    from nfdt.model.program.compiling import overrides
-
     return overrides(model, method) or method in vars(model)
 
 
@@ -113,14 +104,12 @@ def _warn_of_ignored_backend() -> None:
 
 
 def _limited_epochs(epochs: int) -> int:
-    from nfdt.model.keras_internals import models as keras_models
 
     limit = keras_models.epoch_limit()
     return min(int(epochs), limit) if limit else int(epochs)
 
 
 def _split(arguments: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
-    from nfdt.model.keras_internals import data as keras_data
 
     data = (arguments["x"], arguments["y"], arguments["sample_weight"])
     validation_data = arguments["validation_data"]
@@ -135,8 +124,6 @@ def _split(arguments: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
 
 def _why_no_datasets(options: Options, model: Any) -> str:
     """Return why workers of this job cannot run datasets, or ""."""
-    from nfdt.model.program.untrained import carrying_layers
-
     name = options.algorithm.name
     if carrying_layers(model):
         return "layers with stateful=True expect the batches in the order of the script"
@@ -150,10 +137,6 @@ def _why_no_datasets(options: Options, model: Any) -> str:
 
 
 def _with_validation(captured: Capture, validation_data: Any, terms: PlacementTerms) -> Capture:
-    import keras
-
-    from nfdt.model.keras_internals import data as keras_data
-    from nfdt.model.keras_internals import models as keras_models
 
     arguments = captured.arguments
     x, y, sample_weight = keras_data.unpack_batch(validation_data)
@@ -186,11 +169,6 @@ def check_batch(model: Any, batch: Any) -> None:
     Raises:
         UsageError: model, loss and data do not fit together.
     """
-    import keras
-
-    from nfdt.model.keras_internals import data as keras_data
-    from nfdt.model.keras_internals import models as keras_models
-
     known = isinstance(model, keras_models.Functional | keras.Sequential) and type(model).__module__.startswith(
         "keras."
     )

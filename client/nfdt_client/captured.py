@@ -66,7 +66,7 @@ class Capture:
                 _ = data.blobs
 
     def renew(self) -> None:
-        """Take the data that go with the job as code as they are now: callbacks may have changed them."""
+        """Pickle data that go with the job as code again where callbacks have changed them."""
         if isinstance(self.train, Indexed):
             self.choice = replace(self.choice, data=self.train.renewed())
         if isinstance(self.validation, Indexed):
@@ -94,11 +94,6 @@ class Capture:
         return int(self.arguments["epochs"])
 
     @property
-    def batch_size(self) -> int:
-        """Local batch of one worker."""
-        return self.train.batch_size
-
-    @property
     def steps_per_epoch(self) -> int | None:
         """Steps per epoch that ``fit`` asks for, as in Keras a multiple of ``steps_per_execution``.
 
@@ -113,10 +108,6 @@ class Capture:
         if isinstance(self.train, Arrays | Indexed) and steps and batches and steps >= -(-batches // _parts(options)):
             return None
         return steps
-
-    def sample_batch(self) -> Any:
-        """Return a first batch, to build the model with."""
-        return self.train.first()
 
     def steps(self, options: Options) -> int | None:
         """Return the steps per epoch to display until the cluster reports the actual number."""

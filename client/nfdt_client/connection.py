@@ -1,4 +1,4 @@
-"""Calls of the Jobs service, with deadlines, NFDT's error types, and a watch that survives a broken stream."""
+"""Client of the Jobs service: deadlines, NFDT's error types, and streams of events that survive a broken connection."""
 
 from __future__ import annotations
 
@@ -66,21 +66,22 @@ class JobsClient:
         """Close the channel; running calls end."""
         self._channel.close()
 
-    def _call(self, method: str, request: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+    def call(self, method: str, request: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+        """Call a method of the service; its errors are NFDT's."""
         with translated(self.address):
             return getattr(self.stub, method)(request, timeout=timeout_s)
 
     def describe(self) -> pb.ServerDescription:
         """Return the server's description; fail at once if nothing listens at the address."""
-        return self._call("Describe", pb.DescribeRequest(), DESCRIBE_TIMEOUT_S)
+        return self.call("Describe", pb.DescribeRequest(), DESCRIBE_TIMEOUT_S)
 
     def submit(self, spec_json: str, session: str, name: str = "") -> pb.SubmitReply:
         """Submit a job; with a name, find the one that has it."""
-        return self._call("Submit", pb.SubmitRequest(spec_json=spec_json, session=session, name=name))
+        return self.call("Submit", pb.SubmitRequest(spec_json=spec_json, session=session, name=name))
 
     def show(self, job_id: str) -> pb.JobDescription:
         """Return a job's description."""
-        return self._call("Show", pb.JobRef(job_id=job_id))
+        return self.call("Show", pb.JobRef(job_id=job_id))
 
     def trace(self, job_id: str) -> list[pb.ProcessSpans]:
         """Return the deliveries of spans of a job's processes, of each process in order."""
@@ -89,31 +90,31 @@ class JobsClient:
 
     def list(self) -> list[pb.JobDescription]:
         """Return all jobs of the server."""
-        return list(self._call("List", pb.ListRequest()).jobs)
+        return list(self.call("List", pb.ListRequest()).jobs)
 
     def resume(self, job_id: str) -> str:
         """Submit a job that goes on from the last epoch's state of another one, and return its id."""
-        return str(self._call("Resume", pb.JobRef(job_id=job_id)).job_id)
+        return str(self.call("Resume", pb.JobRef(job_id=job_id)).job_id)
 
     def delete(self, job_id: str = "", *, older_than_s: float = 0.0) -> pb.DeleteReply:
         """Remove a job that has ended, or without a name all that ended so many seconds ago."""
-        return self._call("Delete", pb.DeleteRequest(job_id=job_id, older_than_s=older_than_s))
+        return self.call("Delete", pb.DeleteRequest(job_id=job_id, older_than_s=older_than_s))
 
     def slots(self) -> Sequence[pb.SlotDescription]:
         """Return the registered slots of the server, by machine."""
-        return list(self._call("Slots", pb.SlotsRequest()).slots)
+        return list(self.call("Slots", pb.SlotsRequest()).slots)
 
     def open_page(self, job_id: str = "") -> str:
         """Return a link that opens the server's page once, at a job or at the list of jobs; "" without a page."""
-        return str(self._call("OpenPage", pb.OpenPageRequest(job_id=job_id)).url)
+        return str(self.call("OpenPage", pb.OpenPageRequest(job_id=job_id)).url)
 
     def control(self, job_id: str, timeout_s: float = CALL_TIMEOUT_S, **action: Any) -> None:
         """Send one control action, as in ``control(job, proceed=pb.Proceed(epoch=1))``."""
-        self._call("Control", pb.ControlRequest(job_id=job_id, **action), timeout_s)
+        self.call("Control", pb.ControlRequest(job_id=job_id, **action), timeout_s)
 
     def snapshot(self, job_id: str) -> pb.SnapshotReply:
         """Return the name and the position of a job's current state."""
-        return self._call("Snapshot", pb.JobRef(job_id=job_id), SNAPSHOT_TIMEOUT_S)
+        return self.call("Snapshot", pb.JobRef(job_id=job_id), SNAPSHOT_TIMEOUT_S)
 
     def watch(self, job_id: str, after: int = 0, session: str = "") -> Iterator[Event]:
         """Yield the events after a cursor until the job has ended, each once; reconnects broken streams.

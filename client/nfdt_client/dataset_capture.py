@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from nfdt.model.keras_internals.data import dataset_variables
 from nfdt.model.program.untrained import SEED_STATE
@@ -54,8 +55,6 @@ def ship(dataset: Any, workers: int) -> ShippedDataset:
     Raises:
         Unshippable: Workers cannot run it.
     """
-    import tensorflow as tf
-
     try:
         element = write_element(dataset.element_spec)
     except TypeError as error:
@@ -126,8 +125,6 @@ def _split(flow: Flow, workers: int) -> int:
 
 
 def _serialize(dataset: Any) -> Any:
-    import tensorflow as tf
-
     try:
         serialized = tf.raw_ops.DatasetToGraphV2(
             input_dataset=tf.data.experimental.to_variant(dataset),
@@ -145,8 +142,6 @@ def _sources(
     analysis: GraphFlow, nodes: dict[str, Any], flow: Flow
 ) -> tuple[tuple[SourceHeader, ...], list[Any], set[str]]:
     """Return the sources, their arrays, and the nodes of components that stay in the graph."""
-    import tensorflow as tf
-
     headers, arrays, kept, total = [], list[Any](), set[str](), 0
     for name in flow.sources:
         node = nodes[name]
@@ -177,8 +172,6 @@ def _sources(
 
 def _check_resources(nodes: dict[str, Any], needed: set[str]) -> None:
     """Check that no handle of this process is in the graph; shuffles make their own on the worker."""
-    import tensorflow as tf
-
     own = {
         given.partition(":")[0]
         for name in needed
@@ -202,8 +195,6 @@ def _reads_files(graph: Any, nodes: dict[str, Any]) -> bool:
 
 def _strings(analysis: GraphFlow, nodes: dict[str, Any]) -> list[str]:
     """Return the texts among the graph's constants that can be names of files."""
-    import tensorflow as tf
-
     found: dict[str, None] = {}
     for node in nodes.values():
         if node.op == "Const" and node.attr["dtype"].type == tf.string.as_datatype_enum:

@@ -1,4 +1,4 @@
-"""Analysis of a dataset's graph: can workers run it on parts of its rows, and what must change for that.
+"""Analyzes a dataset's graph: whether workers can run it on parts of its rows, and what must change for that.
 
 The graph is a chain (with ``zip``: a tree) from its sources to its output. Operations that need the whole sequence
 refuse. ``shuffle``, ``take`` and ``skip`` of rows, and ``cache``, are removed: the order of the rows has their effect,
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+import tensorflow as tf
 
 INFINITE = -1
 
@@ -231,13 +233,9 @@ class GraphFlow:
         Raises:
             Unshippable: It is no constant.
         """
-        import tensorflow as tf
-
         return int(tf.make_ndarray(self.tensor(_plain(node.input[place]))))
 
     def _set_constant(self, node: Any, place: int, value: int) -> None:
-        import tensorflow as tf
-
         given = self.tensor(_plain(node.input[place]))
         given.CopyFrom(tf.make_tensor_proto(value, given.dtype, []))
 

@@ -5,21 +5,28 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
+
+from keras import tree
 
 from nfdt.core.errors import JobFailed, NfdtError, UsageError
-from nfdt.core.specs.job import ClusterSpec
-from nfdt.model.program.manifest import Manifest
+from nfdt.model.keras_internals import data as keras_data
+from nfdt.model.keras_internals import models as keras_models
+from nfdt.model.keras_internals import training as keras_training
+from nfdt.model.program.evaluation_check import NotRepeatable, check_evaluate, check_predict
+from nfdt.model.program.pack import pack
+from nfdt.model.training.metrics import ModelMetrics
+from nfdt.model.training.predict import MAX_OUTPUT_BYTES, join_outputs, load_outputs
 from nfdt_client import callbacks, training_data
-from nfdt_client.capture import bind, replaces
-from nfdt_client.connection import JobsClient
+from nfdt_client.capture import replaces
 from nfdt_client.failures import failure_of, stop_reason
 from nfdt_client.hook_code import has_own_hook
 from nfdt_client.job import InteractiveJob
+from nfdt_client.job_session import JobSession
 from nfdt_client.local_fit import may_train_here, skip_once
-from nfdt_client.options import Options
+from nfdt_client.patch import bind
 from nfdt_client.program_checks import check_shards
-from nfdt_client.specify import Submission, specify_evaluation
+from nfdt_client.specify import specify_evaluation
 from nfdt_client.training_data import Arrays
 from nfdt_client.upload import download
 
@@ -62,39 +69,8 @@ class Call:
     structure: Any
 
 
-class CallSession(Protocol):
-    """Session that submits the jobs of calls."""
-
-    options: Options
-    fits: list[dict[str, Any]]
-
-    def connection(self) -> JobsClient:
-        """Return the connection to the server."""
-        ...
-
-    def explained(self, error: Exception) -> Exception:
-        """Return the error, or a better reason for it."""
-        ...
-
-    def has_free_workers(self) -> bool:
-        """Whether a job can start now."""
-        ...
-
-    def note_fit(self) -> None:
-        """Record that something is distributed."""
-        ...
-
-    def place(self, code: bool) -> ClusterSpec:
-        """Return the cluster of a job; ``code``: it carries code of the script."""
-        ...
-
-    def start(self, submission: Submission, manifest: Manifest) -> InteractiveJob:
-        """Submit a job."""
-        ...
-
-
 def run_call(
-    session: CallSession, method: str, original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: Any
+    session: JobSession, method: str, original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: Any
 ) -> Any:
     """Carry out ``evaluate`` or ``predict`` on the cluster where that is possible and worthwhile, else by Keras here.
 
@@ -125,15 +101,12 @@ def run_call(
         return original(model, **{**call.arguments, "callbacks": listeners})
 
 
-def _distributable(session: CallSession, method: str, model: Any, arguments: dict[str, Any]) -> Call:
+def _distributable(session: JobSession, method: str, model: Any, arguments: dict[str, Any]) -> Call:
     """Return the call, checked; see :mod:`nfdt.model.program.evaluation_check`.
 
     Raises:
         RunsHere: the cluster cannot carry it out, or not faster, or Keras refuses it.
     """
-    from nfdt.model.program.evaluation_check import NotRepeatable, check_evaluate, check_predict
-    from nfdt.model.training.predict import MAX_OUTPUT_BYTES
-
     options = session.options
     if options.evaluate == "false":
         raise RunsHere("evaluate=False")
@@ -167,7 +140,6 @@ def _distributable(session: CallSession, method: str, model: Any, arguments: dic
 
 
 def _check_model(method: str, model: Any) -> None:
-    from nfdt.model.keras_internals import models as keras_models
 
     if not (model.compiled and model.built and model.optimizer):
         raise RunsHere("the model is not compiled with an optimizer, or not built")
@@ -179,8 +151,6 @@ def _check_model(method: str, model: Any) -> None:
 
 def _limited(data: Arrays, steps: int | None, steps_per_execution: int) -> Arrays:
     """Return the rows that ``steps`` leave; Keras ends with whole executions."""
-    from nfdt.model.keras_internals import models as keras_models
-
     batches = keras_models.limited_batches(steps, steps_per_execution)
     if batches is None:
         return data
@@ -189,7 +159,7 @@ def _limited(data: Arrays, steps: int | None, steps_per_execution: int) -> Array
     return data.head(batches * data.batch_size)
 
 
-def _check_worth(session: CallSession, model: Any, arguments: Mapping[str, Any]) -> None:
+def _check_worth(session: JobSession, model: Any, arguments: Mapping[str, Any]) -> None:
     """Check that workers which are ready carry out the call clearly faster than this process.
 
     Raises:
@@ -241,10 +211,7 @@ def estimate_gain(record: Mapping[str, Any], arguments: Mapping[str, Any], *, re
     return -(-samples // size) * BATCH_S + compute_s * (1 - 1 / len(devices)) - START_S - sent / LINK_BYTES_S
 
 
-def _evaluate(session: CallSession, call: Call, listeners: Any) -> Any:
-    from nfdt.model.keras_internals import data as keras_data
-    from nfdt.model.training.metrics import ModelMetrics
-
+def _evaluate(session: JobSession, call: Call, listeners: Any) -> Any:
     model = call.model
     model.stop_evaluating = False
     listeners.on_test_begin()
@@ -255,10 +222,7 @@ def _evaluate(session: CallSession, call: Call, listeners: Any) -> Any:
     return logs if call.arguments["return_dict"] else keras_data.flattened_logs(model, logs)
 
 
-def _predict(session: CallSession, call: Call, listeners: Any) -> Any:
-    from keras import tree
-
-    from nfdt.model.training.predict import join_outputs, load_outputs
+def _predict(session: JobSession, call: Call, listeners: Any) -> Any:
 
     call.model.stop_predicting = False
     listeners.on_predict_begin()
@@ -270,16 +234,13 @@ def _predict(session: CallSession, call: Call, listeners: Any) -> Any:
     return tree.pack_sequence_as(call.structure, leaves)
 
 
-def _run_job(session: CallSession, call: Call) -> tuple[InteractiveJob, str]:
+def _run_job(session: JobSession, call: Call) -> tuple[InteractiveJob, str]:
     """Run the job of a call to its end; return it with the name of the artifact of its result.
 
     Raises:
         Exception: the job failed (see :func:`~nfdt_client.failures.failure_of`).
     """
-    from nfdt.model.keras_internals import training as keras_training
-    from nfdt.model.program.pack import pack
-
-    session.note_fit()
+    session.mark_used()
     with keras_training.seeded(0):  # evaluate and predict draw no random numbers
         packed = pack(call.model, call.data.first(), predicts=call.method == "predict")
     place = session.place(packed.code)

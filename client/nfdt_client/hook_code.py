@@ -9,6 +9,11 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import keras
+
+from nfdt.model.keras_internals import training as keras_training
+from nfdt.model.program.own_modules import is_installed_file
+
 HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 _LOADS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_CLASSDEREF")
 _MODEL = ("model", "_model")
@@ -27,8 +32,6 @@ def reads_batches(callback: Any) -> bool:
 
 def has_own_hook(callback: Any, hooks: Iterable[str]) -> bool:
     """Whether a callback has one of these hooks, and Keras did not write it."""
-    from nfdt.model.keras_internals import training as keras_training
-
     methods = [getattr(callback, hook) for hook in hooks]
     return any(not _is_of_keras(method) and not keras_training.is_default_hook(method) for method in methods)
 
@@ -39,8 +42,6 @@ def _is_of_keras(function: Any) -> bool:
 
 def _hooks(callback: Any) -> Iterator[tuple[Any, bool]]:
     """Yield the hooks of the callback and of its bases, and whether their first argument is the callback."""
-    from nfdt.model.keras_internals import training as keras_training
-
     for hook in HOOKS:
         own = vars(callback).get(hook)
         held = [(own, isinstance(own, types.MethodType))] if own is not None else []
@@ -51,8 +52,6 @@ def _hooks(callback: Any) -> Iterator[tuple[Any, bool]]:
 
 
 def _is_of_a_package(function: Any) -> bool:
-    from nfdt.model.program.own_modules import is_installed_file
-
     code = _code(function)
     return _is_of_keras(function) or (code is not None and is_installed_file(code.co_filename))
 
@@ -118,8 +117,6 @@ def _held(value: Any) -> Any:
 
 
 def _is_of_model(callback: Any, value: Any, seen: set[int]) -> bool:
-    import keras
-
     value = value.fget if isinstance(value, property) else value
     if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
         return _leads_to_model(callback, value, seen)

@@ -80,7 +80,7 @@ class JobControl:
                 outside, now = state.outside.changed(), state.read()
                 if outside or state.differs(self._known, now) or rates != self._local_rates:
                     self._job.set_state(now)
-                    state.outside.sent()
+                    state.outside.mark_sent()
                 self._known, self._local_rates = now, rates
         self.send_learning_rate()
 
@@ -91,7 +91,7 @@ class JobControl:
             self.load(self._job.snapshot())
         if outside.changed():  # loading may have replaced a value that the script has not set
             self._job.set_state(self._state.read())
-            outside.sent()
+            outside.mark_sent()
 
     def send_learning_rate(self) -> None:
         """Send the learning rate if a callback has set another one; it counts from the next update on."""
@@ -119,7 +119,7 @@ class JobControl:
             return
         if self._feeder is not None:
             self._feeder.close()
-            self._fed_again = epoch
+            self._fed_again = epoch  # the new run accepts a feed only when it starts: see `started`
         self._send_again(epoch > self._epoch)  # an epoch before the last one was the end of the training
 
     def started(self) -> None:
@@ -127,7 +127,7 @@ class JobControl:
         if self._feed is not None and self._fed_again is not None:
             epoch, self._fed_again = self._fed_again, None
             self._feeder = self._feed()
-            self._feeder.begin(epoch, again=epoch <= self._fed)
+            self._feeder.start_epoch(epoch, again=epoch <= self._fed)
             self._fed = epoch
 
     def trained_again(self, epoch: int) -> None:
@@ -153,5 +153,5 @@ class JobControl:
 
     def _feed_epoch(self, epoch: int) -> None:
         if self._feeder is not None and epoch > self._fed:
-            self._feeder.begin(epoch)
+            self._feeder.start_epoch(epoch)
             self._fed = epoch

@@ -1,4 +1,4 @@
-"""Fits in this process instead of on the cluster: never without a line in the log and in ``history.nfdt``."""
+"""Fits that train in this process instead of on the cluster, each with a warning and a mark in ``history.nfdt``."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Fallback:
             self._batches = _Recorded(arguments["x"])
             self.arguments = {**arguments, "x": self._batches.read()}
 
-    def begin(self, listeners: Any, steps: int | None) -> None:
+    def mark_begun(self, listeners: Any, steps: int | None) -> None:
         """Record that the callbacks have seen the beginning of the training, up to the first batch.
 
         Args:

@@ -13,6 +13,8 @@ from typing import Any
 from nfdt.core.errors import JobFailed, JobTaken, NotStored, PolicyRefused, Terminated, UsageError
 from nfdt.core.events import Event
 from nfdt.core.wire.parsing import Seldom
+from nfdt.model.keras_internals import data as keras_data
+from nfdt.model.keras_internals import training as keras_training
 from nfdt_client.batch_hooks import BatchHooks, Pauses, as_returned
 from nfdt_client.board import Board
 from nfdt_client.failures import TRAINED, failure_of, stop_reason
@@ -237,8 +239,6 @@ class Mirror:
         self._steps = int(steps or 0) if not self._control.feeds else 0  # a stream may end before its declared length
         if steps and not self._fit.steps_per_epoch and steps != params.get("steps"):
             self._callbacks.set_params({**params, "steps": steps})
-            from nfdt.model.keras_internals import training as keras_training
-
             bar = keras_training.progress_bar(self._callbacks)
             if bar is not None:
                 bar.target = steps
@@ -309,8 +309,6 @@ class Mirror:
 
     def _warn_of_missing_data(self) -> None:
         """Emit Keras' warning if the epoch had fewer calls of the hooks than ``steps_per_epoch`` asks for."""
-        from nfdt.model.keras_internals import data as keras_data
-
         size, wanted = self._fit.steps_per_execution, self._fit.steps_per_epoch or 0
         if -(-self._hooks.done // size) < wanted // size and not self._control.stopping:
             keras_data.warn_of_missing_data()

@@ -1,4 +1,4 @@
-"""Resolution of options: argument > environment > file > default. The only reader of the environment."""
+"""Resolves options: argument > environment > file > default. Nothing else of the client reads the environment."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from nfdt.core.errors import UsageError
+from nfdt.core.host.keras_backend import TRAINING, require_backend, require_tensorflow
 from nfdt.core.host.launcher_rank import LauncherRank, find_world
 from nfdt.core.jobs.names import check_name
 from nfdt.core.specs.algorithm import AlgorithmSpec
@@ -28,7 +29,7 @@ from nfdt.core.specs.job import (
     resolve_cluster,
 )
 from nfdt.core.specs.presets import DEFAULT_PRESET
-from nfdt_client import batch_hooks, ring
+from nfdt_client import ring
 from nfdt_client.connection_options import CONNECTION, ConnectionOptions, connection_fields
 from nfdt_client.layers import (
     ARGUMENT,
@@ -36,8 +37,8 @@ from nfdt_client.layers import (
     flatten,
     from_environment,
     from_file,
+    naming_origins,
     refuse_idle,
-    telling_origins,
 )
 
 logger = logging.getLogger(__name__)
@@ -91,6 +92,17 @@ class Options(ConnectionOptions):
     workers_given: bool = False
     world: LauncherRank | None = None
     settings: Mapping[str, Setting] = field(default_factory=dict, repr=False)
+
+    def require_backend(self) -> None:
+        """Check that the algorithm trains on the backend that Keras has loaded, or will load.
+
+        Raises:
+            CaptureError: it does not.
+        """
+        if self.algorithm.topology_facts.flat:
+            require_backend(TRAINING)
+        else:
+            require_tensorflow(f"the ranks of algorithm={self.algorithm.name!r} compute, with Horovod,")
 
 
 def _seconds(name: str, value: Any) -> float:
@@ -185,7 +197,7 @@ def resolve_each(
     found, idle = [], []
     for algorithm in algorithms:
         chosen = {**given, "algorithm": Setting(algorithm, ARGUMENT)} if algorithm else given
-        with telling_origins(chosen):
+        with naming_origins(chosen):
             options, reasons = _without_idle(chosen, default_algorithm, environ)
             found.append(_with_counts(options))
         idle.append(reasons)
@@ -205,6 +217,7 @@ def _without_idle(
 ) -> tuple[Options, dict[str, str]]:
     """Return the options without those that have no effect, and the reason for each of the latter."""
     options = _in_world(_validated(given, default_algorithm), environ)
+    # Whether an option has an effect depends on the others, so it is known only after all are validated.
     idle = find_idle(options.algorithm, options.cluster, given)
     if not idle:
         return options, {}
@@ -266,7 +279,7 @@ def _validated(given: dict[str, Setting], default_algorithm: str) -> Options:
     algorithm = resolve_algorithm(preset, **values)
     check_groups(algorithm, cluster)
     if checked.get("batch_hooks") == "exact":
-        batch_hooks.require_exact(algorithm)
+        _require_exact(algorithm)
     if "forecast" in session:
         checked["forecast"] = _read_forecast(session["forecast"], algorithm.name, cluster.workers)
     return Options(
@@ -277,6 +290,27 @@ def _validated(given: dict[str, Setting], default_algorithm: str) -> Options:
         **connection_fields(session),
         **checked,
     )
+
+
+def _require_exact(algorithm: AlgorithmSpec) -> None:
+    """Raise UsageError if a step of the algorithm is not one batch, so that exact hooks are impossible."""
+    if reason := why_never_exact(algorithm):
+        raise UsageError(
+            f"batch_hooks='exact': expected an algorithm with one batch size and without groups, as ddc-asgd, bsp or "
+            f"allreduce. Received: {algorithm.name!r}, {reason}. Choose another algorithm, or "
+            "batch_hooks='approximate'."
+        )
+
+
+def why_never_exact(algorithm: AlgorithmSpec) -> str | None:
+    """Return the reason why training cannot pause after a step; None if it can."""
+    if algorithm.topology_facts.grouped:
+        return "whose groups step on their own"
+    if algorithm.plan == "topology":
+        return "whose workers may turn to groups (plan='topology')"
+    if algorithm.batch_facts.follows_speed:
+        return "whose batches change their size (batch='dbs')"
+    return None
 
 
 def _read_forecast(file: Any, algorithm: str, workers: int) -> SpeedForecast:

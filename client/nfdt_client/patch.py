@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
 from typing import Any, Protocol
 
@@ -40,6 +41,15 @@ def leave(token: Token[CallHandler | None]) -> None:
         _current.reset(token)
     except ValueError:  # entered in another context, whose end this is
         _current.set(None)
+
+
+def bind(method: KerasMethod, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by name, defaults filled in; wrong ones raise Python's own TypeError."""
+    bound = inspect.signature(method).bind(model, *args, **kwargs)
+    bound.apply_defaults()
+    arguments = dict(bound.arguments)
+    arguments.pop("self", None)
+    return arguments
 
 
 class FitPatch:

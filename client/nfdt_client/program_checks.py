@@ -1,4 +1,4 @@
-"""Checks of a packed program, and of Keras' backend, that need the options of its job."""
+"""Checks of a packed program that need the options of its job."""
 
 from __future__ import annotations
 
@@ -8,30 +8,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from nfdt.core.errors import CaptureError, UsageError
-from nfdt.core.host.keras_backend import TRAINING, require_backend, require_tensorflow
 from nfdt.core.sharding import why_uncuttable
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.wire.channel import CONTROL_BYTES
+from nfdt.model.program.local_optimizers import state_variables
 from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.metrics import check_metrics
+from nfdt.model.program.untrained import carrying_layers
 from nfdt_client.captured import Capture
-from nfdt_client.options import Options
 
 logger = logging.getLogger(__name__)
 
 OTHER_FIELDS_BYTES = 2**20  # of a message that contains the state of a worker
-
-
-def require_backend_of(options: Options) -> None:
-    """Check that the session's algorithm trains on the backend that Keras has loaded, or will load.
-
-    Raises:
-        CaptureError: it does not.
-    """
-    if options.algorithm.topology_facts.flat:
-        require_backend(TRAINING)
-    else:
-        require_tensorflow(f"the ranks of algorithm={options.algorithm.name!r} compute, with Horovod,")
 
 
 def look_at_metrics(captured: Capture, batch: Any, *, interactive: bool) -> None:
@@ -41,8 +30,6 @@ def look_at_metrics(captured: Capture, batch: Any, *, interactive: bool) -> None
         CaptureError: a metric cannot be merged.
         UsageError: a detached job has no process that validates.
     """
-    from nfdt.model.program.metrics import check_metrics
-
     validation = captured.validation
     sample = None if validation is None else validation.first()
     own = check_metrics(captured.model, batch, sample)
@@ -64,8 +51,6 @@ def cluster_for(model: Any, algorithm: AlgorithmSpec, cluster: ClusterSpec) -> C
     Raises:
         UsageError: the algorithm trains on a fixed number of ranks.
     """
-    from nfdt.model.program.untrained import carrying_layers
-
     layers = ", ".join(repr(layer.name) for layer in carrying_layers(model))
     if not layers or cluster.workers == 1:
         return cluster
@@ -122,8 +107,6 @@ def check_local_optimizers(
             f"submit: expected no callback that sets the learning rate, because the optimizers of {name} step on the "
             f"workers. Received: {', '.join(schedulers)}. Use schedules in the optimizers, or nfdt.distribute."
         )
-    from nfdt.model.program.local_optimizers import state_variables
-
     variables = state_variables(model, manifest)
     sizes = [math.prod(v.shape) * v.value.dtype.size for v in variables]
     most = CONTROL_BYTES - OTHER_FIELDS_BYTES

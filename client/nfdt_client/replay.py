@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from keras.callbacks import ModelCheckpoint
+
 from nfdt.core.events import Event
 
 REPLAYED = ("state", "epoch_begin", "progress", "epoch_end", "result")
@@ -34,8 +36,6 @@ def without_saving(callbacks: Any, model: Any) -> Iterator[None]:
         callbacks: Keras' CallbackList.
         model: The model of the fit.
     """
-    from keras.callbacks import ModelCheckpoint
-
     savers = [callback for callback in callbacks.callbacks if isinstance(callback, ModelCheckpoint)]
     for saver in savers:
         saver.set_model(_UnsavedModel(model))

@@ -1,9 +1,8 @@
-"""Conversion of a captured ``fit`` to a job specification, its name, and the artifacts it names."""
+"""Converts a captured ``fit``, or a call of ``evaluate`` or ``predict``, to a job specification and its artifacts."""
 
 from __future__ import annotations
 
 import getpass
-import itertools
 import os
 import random
 import secrets
@@ -11,33 +10,24 @@ import sys
 import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import keras
 import numpy as np
 from pydantic import ValidationError
 
 from nfdt.core.errors import UsageError
 from nfdt.core.host.machine import versions
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec
+from nfdt.model.keras_internals import data as keras_data
+from nfdt.model.program.pack import PackedProgram
 from nfdt_client.captured import Capture
+from nfdt_client.job import Submission
 from nfdt_client.options import Options
 from nfdt_client.program_checks import algorithm_for
 from nfdt_client.training_data import Arrays, Indexed, Stream, TrainingData
 from nfdt_client.upload import Blob, array_blob
-
-if TYPE_CHECKING:
-    from nfdt.model.program.pack import PackedProgram  # imports Keras
-
-
-@dataclass(frozen=True)
-class Submission:
-    """A job's specification, all artifacts it names, and the name by which a later script finds it ("": none)."""
-
-    spec: JobSpec
-    blobs: dict[str, Blob]
-    name: str = ""
 
 
 def specify(
@@ -146,7 +136,7 @@ def _fit_spec(captured: Capture, options: Options, initial_epoch: int) -> FitSpe
     return FitSpec(
         epochs=captured.epochs,
         initial_epoch=initial_epoch,
-        batch_size=captured.batch_size,
+        batch_size=captured.train.batch_size,
         **_order(captured),
         steps_per_epoch=captured.steps_of_job(options),
         validation_freq=int(frequency) if np.ndim(frequency) == 0 else tuple(int(e) for e in frequency),
@@ -161,8 +151,6 @@ def _order(captured: Capture) -> dict[str, Any]:
     The seed is that of Keras' own shuffle: TensorFlow's for arrays, Python's for other data.
     ``keras.utils.set_random_seed`` sets both.
     """
-    from nfdt.model.keras_internals import data as keras_data
-
     shuffle, data = captured.arguments["shuffle"], captured.train
     if not shuffle or not isinstance(data, Arrays):
         scripts = random.Random()  # a copy: what the script draws later is what it draws in Keras
@@ -177,8 +165,6 @@ def _order(captured: Capture) -> dict[str, Any]:
 
 def _seed() -> int:
     """Return the seed of the orders that are not those of Keras: repeatable on backends that shuffle with NumPy."""
-    import keras
-
     return secrets.randbits(31) if keras.backend.backend() == "tensorflow" else int(np.random.randint(2**31 - 1))
 
 
@@ -214,12 +200,3 @@ def _add(made: Iterable[Blob], blobs: dict[str, Blob]) -> tuple[str, ...]:
     added = list(made)
     blobs.update({blob.sha256: blob for blob in added})
     return tuple(blob.sha256 for blob in added)  # equal arrays have one blob, and each its name
-
-
-def job_names(name: str | None) -> Iterator[str]:
-    """Yield the names of the jobs of successive fits: NAME, NAME-2, NAME-3 and so on; "" without a first name."""
-    if name is None:
-        yield from itertools.repeat("")
-    else:
-        yield name
-        yield from (f"{name}-{number}" for number in itertools.count(2))

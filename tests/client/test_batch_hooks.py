@@ -536,7 +536,7 @@ def test_no_more_batches_are_made_than_there_are_credits(monkeypatch):
         job_id, connection = "job", type("Connection", (), {"stub": Stub(), "address": "there"})()
 
     feeder = feed.Feeder(Job(), batches)
-    feeder.begin(0)
+    feeder.start_epoch(0)
     assert waits.wait(30)
     feeder.close()
     assert pulled == [0, 1]
