@@ -8,7 +8,7 @@ from typing import Any
 
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.model.keras_internals import training as keras_training
-from nfdt_client.hook_code import HOOKS, has_own_hook, reads_batches
+from nfdt_client.callbacks import HOOKS, has_own_hook, reads_batches
 from nfdt_client.options import why_never_exact
 
 logger = logging.getLogger(__name__)
@@ -26,15 +26,15 @@ def saves_at_batches(callback: Any) -> bool:
     return of_keras and isinstance(callback.save_freq, int)
 
 
-def looks_at_batches(callback: Any) -> bool:
+def watches_batches(callback: Any) -> bool:
     """Whether a callback has batch hooks that are not known to be harmless."""
     writes = type(callback).__name__ == "TensorBoard" and getattr(callback, "update_freq", "epoch") != "epoch"
     return writes or has_own_hook(callback, HOOKS)
 
 
-def look_at_batches(callbacks: Sequence[Any]) -> bool:
+def any_watches_batches(callbacks: Sequence[Any]) -> bool:
     """Whether one of the callbacks may read the model between batches."""
-    return any(saves_at_batches(callback) or looks_at_batches(callback) for callback in callbacks)
+    return any(saves_at_batches(callback) or watches_batches(callback) for callback in callbacks)
 
 
 def choose_mode(mode: str, algorithm: AlgorithmSpec, data: str, callbacks: Sequence[Any], logged: set[str]) -> str:
@@ -76,7 +76,7 @@ def plan_pauses(
         return lambda done: done + size
     if mode == "approximate":
         return None
-    savers, lookers = list(filter(saves_at_batches, callbacks)), list(filter(looks_at_batches, callbacks))
+    savers, lookers = list(filter(saves_at_batches, callbacks)), list(filter(watches_batches, callbacks))
     obstacle = why_never_exact(algorithm)
     if savers and not obstacle:
         _warn(f"{_named(savers)}: training stands still at the batches after which it saves (batch_hooks).", logged)
@@ -133,7 +133,7 @@ def as_returned(logs: Mapping[str, Any], groups: Mapping[str, tuple[str, ...]]) 
 
 
 class BatchHooks:
-    """Caller of the batch hooks in Keras' order, one pair of calls per ``size`` batches.
+    """Calls the batch hooks in Keras' order, one pair of calls per ``size`` batches.
 
     Args:
         callbacks: Keras' CallbackList.
@@ -153,7 +153,7 @@ class BatchHooks:
         self._begun = False
 
     def begin_epoch(self) -> None:
-        """Begin another epoch, whose first batch has begun already."""
+        """Start to count the batches of another epoch, whose first batch has begun already."""
         self.done, self._begun = 0, True
 
     def begin(self) -> None:

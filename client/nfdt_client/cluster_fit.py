@@ -10,14 +10,14 @@ from functools import partial
 from typing import Any
 
 from nfdt.core.errors import NfdtError, ServerUnreachable, UnreadableData, UsageError
+from nfdt.model.keras_internals import data as keras_data
 from nfdt.model.keras_internals import models as keras_models
 from nfdt.model.program.attributes import CodeValues, runs_eagerly
 from nfdt.model.program.local_optimizers import merged_in_rounds
 from nfdt.model.program.pack import PackedProgram, pack
 from nfdt_client import batch_hooks, callbacks, placement
 from nfdt_client.board import Board
-from nfdt_client.capture import capture, check_batch
-from nfdt_client.captured import Capture
+from nfdt_client.capture import Capture, capture
 from nfdt_client.detached_callbacks import begin_callbacks, check_callbacks
 from nfdt_client.failures import trained_before
 from nfdt_client.fit_record import FitRecord
@@ -26,10 +26,10 @@ from nfdt_client.job import InteractiveJob, Submission
 from nfdt_client.job_session import JobSession
 from nfdt_client.kept_state import describe_kept, keep_failure
 from nfdt_client.local_fit import Fallback
-from nfdt_client.mirror import Fit, Mirror, begin_epoch
+from nfdt_client.mirror import Fit, Mirror, Validation, begin_epoch, finalize
 from nfdt_client.model_state import ModelState
 from nfdt_client.outside import OF_CODE, OF_DATASET, OF_SCHEDULE, ChangedData, Outside
-from nfdt_client.program_checks import check_local_optimizers, check_shards, cluster_for, look_at_metrics
+from nfdt_client.program_checks import check_batch, check_local_optimizers, check_shards, cluster_for, move_validation
 from nfdt_client.specify import specify
 from nfdt_client.training_data import Stream
 
@@ -43,7 +43,7 @@ def run_fit(session: JobSession, model: Any, arguments: dict[str, Any], fallback
         session: Submits the job.
         model: The user's model.
         arguments: Arguments of ``fit`` by name.
-        fallback: Is told what the callbacks have seen, for a fit in this process instead.
+        fallback: Takes over if the cluster refuses; it has to know which hooks the callbacks have seen.
     """
     options, given = session.options, callbacks.each(arguments["callbacks"])
     hooks = batch_hooks.choose_mode(options.batch_hooks, options.algorithm, options.data, given, session.logged)
@@ -59,7 +59,7 @@ def run_fit(session: JobSession, model: Any, arguments: dict[str, Any], fallback
     listeners.on_train_begin()
     initial_epoch = int(keras_models.restored_epoch(model) or captured.arguments["initial_epoch"])
     if initial_epoch >= captured.epochs:
-        return callbacks.finish_without_epochs(captured, listeners)
+        return _finish_without_epochs(captured, listeners)
     begin_epoch(model, listeners, initial_epoch)
     fallback.mark_begun(listeners, captured.local_steps)
     each = callbacks.each(listeners)
@@ -70,7 +70,7 @@ def run_fit(session: JobSession, model: Any, arguments: dict[str, Any], fallback
         captured.renew()
         submission, packed = prepare(session, captured, batch, initial_epoch, interactive=True)
         job = session.start(replace(submission, name=name), packed.manifest)
-        validate = callbacks.local_validation(captured, listeners)
+        validate = _local_validation(captured, listeners)
         fit = Fit(
             model,
             listeners,
@@ -81,7 +81,7 @@ def run_fit(session: JobSession, model: Any, arguments: dict[str, Any], fallback
             steps_per_epoch=captured.steps_per_epoch,
             watches_weights=validate is not None
             or callbacks.watches_weights(listeners, rates_are_state=packed.manifest.steps_on_workers),
-            watches_batches=hooks != "exact" and batch_hooks.look_at_batches(each),
+            watches_batches=hooks != "exact" and batch_hooks.any_watches_batches(each),
             pauses=pauses,
             validate=validate,
             validation_steps=captured.validation.batches if captured.validation is not None else 0,
@@ -96,6 +96,7 @@ def run_fit(session: JobSession, model: Any, arguments: dict[str, Any], fallback
             _keep_failure(session, job, error)
             raise
 
+    # One board for both tries: the second one goes on with the files of the first.
     with _board(session) as board:
         record = _with_readable_data(captured, options.data, partial(train, board))
     record.data = {"where": captured.choice.where, "reason": captured.choice.reason}
@@ -105,12 +106,12 @@ def run_fit(session: JobSession, model: Any, arguments: dict[str, Any], fallback
 
 
 def submit_fit(session: JobSession, model: Any, arguments: dict[str, Any]) -> JobHandle:
-    """Submit a ``fit`` as a detached job, which needs this script no more.
+    """Submit a ``fit`` as a detached job, which no longer needs this script.
 
     Raises:
         UsageError: it needs this script: for its callbacks, or its data.
     """
-    callbacks = check_callbacks(arguments["callbacks"])
+    checked = check_callbacks(arguments["callbacks"])
     captured = capture(model, arguments, session.options, session.allows_code)
     if isinstance(captured.train, Stream) or captured.local_validation is not None:
         raise UsageError(
@@ -123,7 +124,7 @@ def submit_fit(session: JobSession, model: Any, arguments: dict[str, Any]) -> Jo
     initial_epoch = int(arguments["initial_epoch"])
     if initial_epoch >= captured.epochs:
         raise UsageError(f"submit: expected epochs above {initial_epoch}. Received: {captured.epochs}.")
-    captured.callbacks = begin_callbacks(callbacks, model, initial_epoch)
+    captured.callbacks = begin_callbacks(checked, model, initial_epoch)
     submission, _ = prepare(session, captured, batch, initial_epoch, interactive=False)
     job_id = session.send(replace(submission, name=next(session.names))).job_id
     return JobHandle(job_id, session.release_connection())
@@ -140,7 +141,7 @@ def prepare(
     packed = pack(captured.model, batch, sources=list(captured.changeable) if interactive else ())
     if session.options.algorithm.consistency_facts.synchronous:
         packed = replace(packed, manifest=merged_in_rounds(captured.model, packed.manifest))
-    look_at_metrics(captured, batch, interactive=interactive)
+    move_validation(captured, batch, interactive=interactive)
     cluster = session.place(packed.code or captured.ships_code)
     cluster = cluster_for(captured.model, session.options.algorithm, cluster)
     check_shards(captured.model, packed.manifest, cluster)
@@ -198,3 +199,40 @@ def _with_readable_data(captured: Capture, mode: str, train: Callable[[], FitRec
         logger.warning("The data are read in this process, not on the workers: %s", error)
         captured.read_here(str(error))
     return train()
+
+
+def _finish_without_epochs(captured: Capture, listeners: Any) -> Any:
+    """Finish a fit without epochs as Keras does: no training, no logs."""
+    if captured.epochs > 0 and captured.model.optimizer is not None and captured.model.optimizer.built:
+        finalize(captured.model)
+    listeners.on_train_end(None)
+    captured.model.history.nfdt = FitRecord({}, where="nowhere", reason="no epoch is left to train")
+    return captured.model.history
+
+
+def _local_validation(captured: Capture, listeners: Any) -> Validation | None:
+    """Return Keras' own evaluation in this process, for data that only this process can read; else None."""
+    if captured.local_validation is None:
+        return None
+    model, arguments = captured.model, captured.arguments
+    x, y, sample_weight = captured.local_validation
+    batch_size = arguments["validation_batch_size"] or arguments["batch_size"]
+    data = {"x": x, "y": y, "sample_weight": sample_weight, "batch_size": batch_size}
+    iterators: list[Any] = []  # one for all epochs, as in Keras: a generator continues where it stopped
+
+    def validate(epoch: int) -> dict[str, Any] | None:
+        if not keras_data.is_due(model, epoch, arguments["validation_freq"]):
+            return None
+        if not iterators:
+            iterator = keras_data.evaluation_iterator(
+                **data,
+                distribute_strategy=model.distribute_strategy,
+                steps_per_execution=model.steps_per_execution,
+                steps_per_epoch=arguments["validation_steps"],
+                shuffle=False,
+            )
+            iterators.append(iterator)
+        steps = arguments["validation_steps"]
+        return dict(keras_data.evaluate_with(model, iterators[0], **data, steps=steps, callbacks=listeners))
+
+    return validate

@@ -1,4 +1,4 @@
-"""Client of the Jobs service: deadlines, NFDT's error types, and streams of events that survive a broken connection."""
+"""Calls the Jobs service, with deadlines and NFDT's errors; streams of events survive a broken connection."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class JobsClient:
                 patience.again(error)
 
     def _patience(self, *, settles: bool) -> Patience:
-        """Return the time limit of calls; ``settles``: one that took long shows that the server was there meanwhile."""
+        """Return the patience of calls; ``settles``: one that lasted long shows that the server was there meanwhile."""
         return Patience(
             self.reconnect_s,
             pause=lambda left_s: self.wait_ready(min(left_s, 1.0)),
@@ -180,7 +180,8 @@ class JobsClient:
         return True
 
     def recorded(self, job_id: str) -> Iterator[Event]:
-        """Yield the events so far. The service only streams, so a pause in the stream marks their end."""
+        """Yield the events so far."""
+        # The service only streams: of a live job, a short batch before the deadline marks the end of its past.
         cursor, count = 0, RECORDED_BATCH
         while count >= RECORDED_BATCH:
             count = 0
@@ -220,7 +221,7 @@ class JobsClient:
 
 
 def is_end(event: Event) -> bool:
-    """Whether a job has ended with this event."""
+    """Whether this event is the end of its job."""
     return event.kind == "state" and event.data.get("state") in TERMINAL
 
 

@@ -100,10 +100,10 @@ def read_token(path: Path) -> str:
 
 
 def check_server(value: Any) -> str:
-    """Return an address.
+    """Return an address after a check.
 
     Raises:
-        UsageError: it is no ``HOST:PORT``.
+        UsageError: it is not ``HOST:PORT``.
     """
     host, _, port = str(value).rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:

@@ -1,4 +1,4 @@
-"""Keras' callbacks of a submitted ``fit``, described for the worker that calls them."""
+"""Describes Keras' callbacks of a submitted ``fit`` for the worker that calls them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nfdt.model.keras_internals import training as keras_training
 from nfdt.model.program.code import digest_sources, dump_objects
 from nfdt.model.training.epoch_callbacks import SCHEDULE, dump_callbacks
 from nfdt_client.callbacks import each
-from nfdt_client.captured import ShippedCallbacks
+from nfdt_client.capture import ShippedCallbacks
 from nfdt_client.upload import Blob
 
 KINDS: tuple[str, ...] = get_args(CallbackKind)
@@ -80,6 +80,7 @@ def begin_callbacks(callbacks: Sequence[Any], model: Any, epoch: int) -> Shipped
                 "learning rate. Received: one with a schedule. Remove one of the two."
             )
         callback.set_model(model)
+    # The first hooks run here, on the script's model, so that a rate that they set is a part of the program.
     for hook, arguments in (("on_train_begin", ()), ("on_epoch_begin", (epoch,))):
         for callback in callbacks:
             getattr(callback, hook)(*arguments)

@@ -1,4 +1,4 @@
-"""The embedded job server: a child process on loopback that runs as long as the session."""
+"""Starts a job server as a child process on loopback, which ends with its session."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def server_environment() -> dict[str, str]:
 
 
 class StartedServer(Protocol):
-    """A job server that this process has started, or its caller.
+    """A job server that a session uses, started by the session or by its caller.
 
     Attributes:
         token: Secret that it accepts.

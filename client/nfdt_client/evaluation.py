@@ -20,7 +20,6 @@ from nfdt.model.training.predict import MAX_OUTPUT_BYTES, join_outputs, load_out
 from nfdt_client import callbacks, training_data
 from nfdt_client.capture import replaces
 from nfdt_client.failures import failure_of, stop_reason
-from nfdt_client.hook_code import has_own_hook
 from nfdt_client.job import InteractiveJob
 from nfdt_client.job_session import JobSession
 from nfdt_client.local_fit import may_train_here, skip_once
@@ -115,7 +114,9 @@ def _distributable(session: JobSession, method: str, model: Any, arguments: dict
     _check_model(method, model)
     if arguments.pop("kwargs", None):
         raise RunsHere("it has arguments that Keras does not know")
-    if any(has_own_hook(callback, _BATCH_HOOKS[method]) for callback in callbacks.each(arguments["callbacks"])):
+    if any(
+        callbacks.has_own_hook(callback, _BATCH_HOOKS[method]) for callback in callbacks.each(arguments["callbacks"])
+    ):
         raise RunsHere("a callback has hooks between batches")
     given = arguments["x"], arguments.get("y"), arguments.get("sample_weight")
     if given[0] is None or not training_data.is_arrays(given):
@@ -171,6 +172,7 @@ def _check_worth(session: JobSession, model: Any, arguments: Mapping[str, Any]) 
     if record is None:
         raise RunsHere("the model was not trained on the cluster in this session")
     gain_s = estimate_gain(record, arguments, remote=session.options.server is not None)
+    # The call works in this process as well: distributing it must not slow it down.
     if gain_s < LEAST_S:
         raise RunsHere(f"the cluster would save {gain_s:.1f} s, and is used from {LEAST_S:.0f} s on")
     try:

@@ -89,7 +89,7 @@ class JobControl:
         outside = self._state.outside
         if outside.changed():
             self.load(self._job.snapshot())
-        if outside.changed():  # loading may have replaced a value that the script has not set
+        if outside.changed():
             self._job.set_state(self._state.read())
             outside.mark_sent()
 

@@ -152,7 +152,7 @@ class JobSession:
     def make_feeder(
         self, job: InteractiveJob, epoch: Callable[[], Iterator[Any]], rewind: Callable[[], None]
     ) -> Feeder:
-        """Return a feeder of a stream's batches, see there."""
+        """Return a feeder of a job; simulated sessions replace it."""
         return Feeder(job, epoch, rewind)
 
     def send(self, submission: Submission) -> pb.SubmitReply:

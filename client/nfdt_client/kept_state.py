@@ -1,4 +1,4 @@
-"""State that outlives its server or script: logs and state of a failed job, a backup of a fit that a signal ends."""
+"""Keeps what would end with a server or a script: logs and state of a failed job, a backup of a fit."""
 
 from __future__ import annotations
 

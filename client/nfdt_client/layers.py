@@ -86,7 +86,7 @@ def find_table(start: Path) -> tuple[Path | None, Mapping[str, Any]]:
             table = _table_of(path) if path.is_file() else None
             if table is None:
                 continue
-            if "token" in table:
+            if "token" in table:  # others may read the file
                 raise UsageError(f"{path}: a token does not belong into this file. Expected: token_file.")
             return path, table
     return None, {}

@@ -59,7 +59,7 @@ class LocalFits:
 
 
 class Fallback:
-    """Keras' own fit with the arguments of a call that the cluster may refuse.
+    """Keras' own fit in this process, for a call that the cluster may refuse.
 
     Args:
         arguments: Arguments of ``fit`` by name.
@@ -103,6 +103,7 @@ class Fallback:
         if self._listeners is not None:
             arguments["callbacks"] = self._listeners
             self._listeners.set_params({**(self._listeners.params or {}), "steps": self._steps})
+            # Keras' fit begins anew, but the callbacks have seen these hooks before the cluster refused.
             for hook in _BEGINNING:
                 skip_once(self._listeners, hook)
         reason = " ".join(f"{type(error).__name__}: {error}".split())
@@ -125,7 +126,7 @@ def skip_once(listeners: Any, hook: str) -> None:
 
 
 class _Recorded:
-    """Generator of batches that can be read again from its first batch, unless it has been read far.
+    """A generator of batches that can be read again from its first batch, unless it has been read far.
 
     Args:
         batches: The generator.
@@ -135,7 +136,8 @@ class _Recorded:
     """
 
     def __init__(self, batches: Iterator[Any]) -> None:
-        self._batches, self._first, self.complete = batches, [], True  # type: ignore[var-annotated]
+        self._batches, self.complete = batches, True
+        self._first: list[Any] = []
 
     def read(self) -> Iterator[Any]:
         """Yield the batches."""

@@ -1,4 +1,4 @@
-"""Replay of a job's events to Keras' callbacks in this process; changes made by callbacks are sent back."""
+"""Replays a job's events to Keras' callbacks in this process, and sends back what callbacks change."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from nfdt_client.job import InteractiveJob, StateLost
 from nfdt_client.job_control import JobControl
 from nfdt_client.kept_state import back_up
 from nfdt_client.model_state import ModelState
-from nfdt_client.replay import REPLAYED, validations, without_saving
+from nfdt_client.replay import REPLAYED, without_saving
 
 logger = logging.getLogger(__name__)
 
 Logs = dict[str, Any]
 Validation = Callable[[int], Logs | None]
 """Validation in this process after an epoch; returns logs, without prefix, or None in an epoch without validation."""
-REFRESH_FACTOR = 9.0
+REFRESH_FACTOR = 9.0  # pause between two refreshes, in durations of one
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,8 @@ class Mirror:
             return
         if self._fit.watches_weights:
             self._control.load(self._job.snapshot())
-        self._validated = validations(events)
+        self._validated = {e.data["epoch"]: e.data["val_logs"] for e in events if e.kind == "validated"}
+        # The server keeps no weights of earlier epochs, and the files of the earlier script have those.
         with without_saving(self._callbacks, self._model):
             for event in events:
                 if event.kind in REPLAYED:
@@ -189,7 +190,7 @@ class Mirror:
             "epoch_begin": self._on_epoch_begin,
             "progress": self._on_progress,
             "epoch_end": self._on_epoch_end,
-            "result": lambda data: self._result.update(data),
+            "result": self._result.update,
             "worker_lost": lambda d: logger.warning("%s is lost: %s", d.get("worker"), d.get("reason")),
             "shard_lost": lambda d: logger.warning("%s is lost: %s", d.get("shard"), d.get("reason")),
             "shards_restored": self._on_shards_restored,
@@ -220,7 +221,7 @@ class Mirror:
         if state in ("failed", "cancelled"):
             raise failure_of(self._job.job_id, data)
         if state == "queued":
-            if self._queued:
+            if self._queued:  # for the second time: by a restarted server, which has none of the requests
                 self._control.run_again(int(data.get("epoch", self._epoch)))
             self._queued = True
         elif state == "starting":
@@ -251,8 +252,9 @@ class Mirror:
             self._on_pause(steps, logs, more)
             return
         self._refresh()
+        # The hook of the step after which training pauses waits for the event of the pause, which has the state.
         self._advance(steps if self._until is None else min(steps, self._until - 1), logs)
-        if self._hooks.done < self._steps:
+        if self._hooks.done < self._steps:  # the next batch is sure to come: a rate set in its hook counts in time
             self._hooks.begin()
         self._control.send_learning_rate()
 
@@ -295,7 +297,7 @@ class Mirror:
         self._warn_of_missing_data()
         self._warn_of_late_changes()
         if self._control.stopping or self._epoch + 1 >= self._fit.epochs:
-            self._last = data
+            self._last = data  # callbacks of the last epoch see the job's result, which comes after this event
             return
         if self._fit.watches_weights and not self._control.muted:
             self._control.load(self._job.snapshot(self._epoch + 1))
@@ -308,7 +310,7 @@ class Mirror:
             self._begin(self._epoch + 1)
 
     def _warn_of_missing_data(self) -> None:
-        """Emit Keras' warning if the epoch had fewer calls of the hooks than ``steps_per_epoch`` asks for."""
+        """Emit Keras' own warning if the data ended before ``steps_per_epoch``."""
         size, wanted = self._fit.steps_per_execution, self._fit.steps_per_epoch or 0
         if -(-self._hooks.done // size) < wanted // size and not self._control.stopping:
             keras_data.warn_of_missing_data()

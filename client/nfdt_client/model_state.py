@@ -75,6 +75,7 @@ class ModelState:
             state: The new state.
             keep_learning_rate: Leave the optimizers' learning rates unchanged.
         """
+        # Local learning rates are a part of the untrained state, which is assigned whole: keep them aside.
         rates = self.local_learning_rates
         arrays = self._layout.unflatten(np.asarray(state.weights))
         for variable, array in zip(self._trainable, arrays, strict=True):

@@ -1,4 +1,4 @@
-"""Resolves options: argument > environment > file > default. Nothing else of the client reads the environment."""
+"""Resolves the options of a session: argument > environment > file > default."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def _in_world(options: Options, environ: Mapping[str, str]) -> Options:
             "emulate: expected no bandwidth_mbit or latency_ms for allreduce, whose bytes Horovod carries. "
             f"Received: {emulate.bandwidth_mbit or emulate.latency_ms}. Use algorithm='bsp' to try slow links."
         )
-    options = replace(options, cluster=ring.found_files(options.cluster)) if options.server is None else options
+    options = replace(options, cluster=ring.resolve_files(options.cluster)) if options.server is None else options
     world = find_world(environ) if options.server is None else None
     if world is None:
         return options
@@ -261,7 +261,7 @@ def _in_world(options: Options, environ: Mapping[str, str]) -> Options:
             "launcher": "world",
             "hosts": None,
             "hostfile": None,
-            **ring.comes_and_goes(environ),
+            **ring.elastic_limits(environ),
         }
     )
     return replace(options, cluster=cluster, world=world)

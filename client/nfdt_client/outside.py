@@ -26,7 +26,7 @@ _REMEDY = "Use data='client', which reads the data in this process."
 
 
 class Replaceable(Protocol):
-    """Variable, or something that is read and written as one."""
+    """A variable, or something that is read and written as one."""
 
     def numpy(self) -> Array:
         """Return the value."""

@@ -1,4 +1,4 @@
-"""Patch of ``fit``, ``evaluate`` and ``predict`` of ``keras.Model``, in place while any session is open."""
+"""Patches ``fit``, ``evaluate`` and ``predict`` of ``keras.Model`` while any session is open."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def bind(method: KerasMethod, model: Any, args: tuple[Any, ...], kwargs: Mapping
 
 
 class FitPatch:
-    """Reference-counted replacement of the :data:`METHODS` of one model class.
+    """Replaces the :data:`METHODS` of one model class, as long as at least one user needs it.
 
     A replacement looks the session up in the context: without one, as in other threads, the call is Keras' own.
     While a session is open anywhere, such a fit is reported.
@@ -82,7 +82,7 @@ class FitPatch:
         with self._lock:
             self._users -= 1
             for name in METHODS if not self._users else ():
-                if vars(model_class).get(name) is not self._ours[name]:
+                if vars(model_class).get(name) is not self._ours[name]:  # other code has wrapped ours
                     continue
                 if (own := self._own[name]) is None:
                     delattr(model_class, name)

@@ -88,6 +88,7 @@ class Session(JobSession):
         note_start("script", "calls fit")
         self.mark_used()
         fallback = Fallback(bind(original, model, args, kwargs), self.options.fallback)
+        # A fit inside a callback was never meant for the cluster: until the end of this one, fits are Keras' own.
         token = patch.enter(LocalFits(IN_A_FIT))
         try:
             if self._refusal is not None:

@@ -22,7 +22,7 @@ from nfdt.core.host.machine import versions
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec
 from nfdt.model.keras_internals import data as keras_data
 from nfdt.model.program.pack import PackedProgram
-from nfdt_client.captured import Capture
+from nfdt_client.capture import Capture
 from nfdt_client.job import Submission
 from nfdt_client.options import Options
 from nfdt_client.program_checks import algorithm_for

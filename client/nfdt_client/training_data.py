@@ -86,7 +86,7 @@ class Stream:
         return as_batch(batch)
 
     def rewind(self) -> None:
-        """Begin the data again, after an epoch that was not read to its end.
+        """Go back to the beginning of the data, after an epoch that was not read to its end.
 
         Raises:
             CaptureError: the data can be read only once.
@@ -112,7 +112,7 @@ class Indexed:
         stream: The same data, read in this process.
         source: The pair of the dataset and ``class_weight``.
         shipped: This pair, pickled.
-        watch: Watch on this pair since then.
+        watch: Finds changes of this pair since then.
         whole: Number of batches of the dataset.
         sample: First batch.
         most: Largest number of batches of one pass; None: all.

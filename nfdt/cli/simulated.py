@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
-from nfdt_client.capture import capture
-from nfdt_client.captured import Capture
+from nfdt_client.capture import Capture, capture
 from nfdt_client.feed import Feeder
 from nfdt_client.job import InteractiveJob, Submission
 from nfdt_client.local_fit import Fallback

@@ -8,8 +8,10 @@ import warnings
 
 import numpy as np
 import pytest
-from nfdt_client.capture import bind, capture, check_batch
+from nfdt_client.capture import capture
 from nfdt_client.options import resolve
+from nfdt_client.patch import bind
+from nfdt_client.program_checks import check_batch
 from nfdt_client.specify import specify
 from nfdt_client.training_data import Arrays, Stream
 
