@@ -6,45 +6,17 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nfdt.core.errors import UsageError
 from nfdt.core.specs.algorithm import AlgorithmSpec
-from nfdt_client.hook_code import HOOKS, reads_batches
+from nfdt.model.keras_internals import training as keras_training
+from nfdt_client.callbacks import HOOKS, has_own_hook, reads_batches
+from nfdt_client.options import why_never_exact
 
 logger = logging.getLogger(__name__)
 
-MODES = ("auto", "exact", "approximate")
 _SAVERS = ("ModelCheckpoint", "BackupAndRestore", "OrbaxCheckpoint")
 
 Pauses = Callable[[int], int]
 """After so many steps of an epoch that are done: after how many training stands still next."""
-
-
-def check_mode(value: Any, algorithm: AlgorithmSpec) -> str:
-    """Return ``value`` if it is one of :data:`MODES` and the algorithm supports it.
-
-    Raises:
-        UsageError: the value is no mode, or it is ``exact`` and a step of the algorithm is not one batch.
-    """
-    if value not in MODES:
-        raise UsageError(f"batch_hooks: expected one of {', '.join(MODES)}. Received: {value!r}.")
-    if value == "exact" and (reason := _obstacle(algorithm)):
-        raise UsageError(
-            f"batch_hooks='exact': expected an algorithm with one batch size and without groups, as ddc-asgd, bsp or "
-            f"allreduce. Received: {algorithm.name!r}, {reason}. Choose another algorithm, or "
-            "batch_hooks='approximate'."
-        )
-    return str(value)
-
-
-def _obstacle(algorithm: AlgorithmSpec) -> str | None:
-    """Return the reason why training cannot pause after a step; None if it can."""
-    if algorithm.topology_facts.grouped:
-        return "whose groups step on their own"
-    if algorithm.plan == "topology":
-        return "whose workers may turn to groups (plan='topology')"
-    if algorithm.batch_facts.follows_speed:
-        return "whose batches change their size (batch='dbs')"
-    return None
 
 
 def saves_at_batches(callback: Any) -> bool:
@@ -54,34 +26,28 @@ def saves_at_batches(callback: Any) -> bool:
     return of_keras and isinstance(callback.save_freq, int)
 
 
-def looks_at_batches(callback: Any) -> bool:
+def watches_batches(callback: Any) -> bool:
     """Whether a callback has batch hooks that are not known to be harmless."""
-    from nfdt.model.keras_internals import training as keras_training
-
-    for hook in HOOKS:
-        method = getattr(callback, hook)
-        of_keras = str(getattr(method, "__module__", "")).startswith("keras.")
-        if not of_keras and not keras_training.is_default_hook(method):
-            return True
-    return type(callback).__name__ == "TensorBoard" and getattr(callback, "update_freq", "epoch") != "epoch"
+    writes = type(callback).__name__ == "TensorBoard" and getattr(callback, "update_freq", "epoch") != "epoch"
+    return writes or has_own_hook(callback, HOOKS)
 
 
-def look_at_batches(callbacks: Sequence[Any]) -> bool:
+def any_watches_batches(callbacks: Sequence[Any]) -> bool:
     """Whether one of the callbacks may read the model between batches."""
-    return any(saves_at_batches(callback) or looks_at_batches(callback) for callback in callbacks)
+    return any(saves_at_batches(callback) or watches_batches(callback) for callback in callbacks)
 
 
 def choose_mode(mode: str, algorithm: AlgorithmSpec, data: str, callbacks: Sequence[Any], logged: set[str]) -> str:
     """Return ``exact`` in place of ``auto`` where a callback reads batches and nothing prevents it, and log it.
 
     Args:
-        mode: One of :data:`MODES`.
+        mode: The option ``batch_hooks``.
         algorithm: Algorithm of the job.
         data: The option ``data``; workers read datasets in an order of their own.
         callbacks: Callbacks passed to the fit.
         logged: Lines that the session has logged, which are not logged again; new ones are added.
     """
-    may_be_exact = mode == "auto" and data != "workers" and not _obstacle(algorithm)
+    may_be_exact = mode == "auto" and data != "workers" and not why_never_exact(algorithm)
     readers = list(filter(reads_batches, callbacks)) if may_be_exact else []
     if not readers:
         return mode
@@ -100,7 +66,7 @@ def plan_pauses(
     """Plan when training pauses for the batch hooks; None means never. Logs which callbacks are approximate.
 
     Args:
-        mode: One of :data:`MODES`.
+        mode: The option ``batch_hooks``.
         algorithm: Algorithm of the job.
         callbacks: Callbacks of the fit.
         size: Batches between two calls of the hooks (``steps_per_execution``).
@@ -110,8 +76,8 @@ def plan_pauses(
         return lambda done: done + size
     if mode == "approximate":
         return None
-    savers, lookers = list(filter(saves_at_batches, callbacks)), list(filter(looks_at_batches, callbacks))
-    obstacle = _obstacle(algorithm)
+    savers, lookers = list(filter(saves_at_batches, callbacks)), list(filter(watches_batches, callbacks))
+    obstacle = why_never_exact(algorithm)
     if savers and not obstacle:
         _warn(f"{_named(savers)}: training stands still at the batches after which it saves (batch_hooks).", logged)
     else:
@@ -144,8 +110,6 @@ def _named(callbacks: Sequence[Any]) -> str:
 
 def _next_save(saver: Any, done: int, size: int) -> int:
     """Return the number of batches of the epoch after which the callback saves next."""
-    from nfdt.model.keras_internals import training as keras_training
-
     missing = max(1, saver.save_freq - keras_training.batches_seen(saver, saver.save_freq - 1))
     return done + -(-missing // size) * size
 
@@ -169,7 +133,7 @@ def as_returned(logs: Mapping[str, Any], groups: Mapping[str, tuple[str, ...]]) 
 
 
 class BatchHooks:
-    """Caller of the batch hooks in Keras' order, one pair of calls per ``size`` batches.
+    """Calls the batch hooks in Keras' order, one pair of calls per ``size`` batches.
 
     Args:
         callbacks: Keras' CallbackList.
@@ -189,7 +153,7 @@ class BatchHooks:
         self._begun = False
 
     def begin_epoch(self) -> None:
-        """Begin another epoch, whose first batch has begun already."""
+        """Start to count the batches of another epoch, whose first batch has begun already."""
         self.done, self._begun = 0, True
 
     def begin(self) -> None:

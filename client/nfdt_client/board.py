@@ -23,7 +23,7 @@ _FORMAT = "brain.Event:2"  # of event files
 
 
 class Board:
-    """Writer of one fit's event files.
+    """Writes the event files of one fit.
 
     ``train`` and ``validation`` have the tags of ``keras.callbacks.TensorBoard``; a folder for each worker or rank has
     ``samples_per_s``, ``batch_size`` and the histogram ``staleness`` of an epoch's gradients. Steps are epochs.
@@ -55,7 +55,7 @@ class Board:
         workers: Mapping[str, Mapping[str, Any]],
         seconds: float,
     ) -> None:
-        """Write an epoch; a failure is warned of once, and nothing is written after it.
+        """Write an epoch. The first failure is logged as a warning, and nothing is written after it.
 
         Args:
             epoch: Index of the epoch, from 0 on.
@@ -120,16 +120,15 @@ class Board:
 
     def _add(self, run: str, summary: Any, step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
-
-        if run not in self._files:
-            self._files[run] = _open(self._folder / run)
-            self._write(run, Event(wall_time=time.time(), file_version=_FORMAT))
-        self._write(run, Event(wall_time=time.time(), step=step, summary=summary))
-
-    def _write(self, run: str, event: Any) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        RecordWriter(self._files[run]).write(event.SerializeToString())
+        events = [Event(wall_time=time.time(), step=step, summary=summary)]
+        if run not in self._files:
+            self._files[run] = _open(self._folder / run)
+            events.insert(0, Event(wall_time=time.time(), file_version=_FORMAT))
+        writer = RecordWriter(self._files[run])
+        for event in events:
+            writer.write(event.SerializeToString())
 
 
 def _open(folder: Path) -> IO[bytes]:
@@ -139,6 +138,6 @@ def _open(folder: Path) -> IO[bytes]:
 
 
 def _new_bins(now: Mapping[Any, int], before: Mapping[Any, int]) -> dict[int, int]:
-    """Return the counts of a histogram that came since the one before."""
+    """Return what was added to a histogram since the previous one."""
     counts = {int(tau): int(count) - int(before.get(tau, 0)) for tau, count in now.items()}
     return {tau: count for tau, count in sorted(counts.items()) if count > 0}

@@ -1,14 +1,22 @@
-"""Keras' callbacks of a captured ``fit``: their requirements, and the validation in this process."""
+"""Inspects Keras' callbacks of a fit: which hooks they have, and whether they read batches or weights."""
 
 from __future__ import annotations
 
+import dis
+import functools
+import inspect
+import types
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from nfdt_client.captured import Capture
-from nfdt_client.fit_record import FitRecord
-from nfdt_client.mirror import Validation, finalize
-from nfdt_client.options import Options
+import keras
 
+from nfdt.model.keras_internals import training as keras_training
+from nfdt.model.program.own_modules import is_installed_file
+
+HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+_LOADS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_CLASSDEREF")
+_MODEL = ("model", "_model")
 _TEST_HOOKS = ("on_test_begin", "on_test_batch_begin", "on_test_batch_end", "on_test_end")
 # Keras' own callbacks that neither read the weights nor change them.
 _BLIND = ("ProgbarLogger", "History", "CSVLogger", "TerminateOnNaN", "RemoteMonitor")
@@ -17,26 +25,14 @@ _SCHEDULERS = ("LearningRateScheduler", "ReduceLROnPlateau")
 
 def each(callbacks: Any) -> list[Any]:
     """Return the callbacks passed to ``fit`` as a flat list."""
-    from keras import tree
-
     if hasattr(callbacks, "callbacks") and hasattr(callbacks, "on_train_begin"):
         return list(callbacks.callbacks)
-    return [callback for callback in tree.flatten(callbacks or []) if callback is not None]
+    return [callback for callback in keras.tree.flatten(callbacks or []) if callback is not None]
 
 
 def watches_tests(callbacks: Any) -> bool:
     """Whether a callback hooks into evaluation; the model is then evaluated in this process."""
-    from nfdt.model.keras_internals import training as keras_training
-
-    for callback in each(callbacks):
-        if type(callback).__name__ == "SwapEMAWeights":
-            return True
-        for hook in _TEST_HOOKS:
-            method = getattr(callback, hook)
-            owner = str(getattr(method, "__module__", ""))
-            if not keras_training.is_default_hook(method) and not owner.startswith("keras."):
-                return True
-    return False
+    return any(type(c).__name__ == "SwapEMAWeights" or has_own_hook(c, _TEST_HOOKS) for c in each(callbacks))
 
 
 def watches_weights(callbacks: Any, *, rates_are_state: bool = False) -> bool:
@@ -63,70 +59,131 @@ def schedulers(callbacks: Any) -> list[str]:
     return [type(callback).__name__ for callback in each(callbacks) if type(callback).__name__ in _SCHEDULERS]
 
 
-def callback_list(captured: Capture, options: Options) -> Any:
-    """Return Keras' own CallbackList, as ``fit`` makes it."""
-    from keras import callbacks as keras_callbacks
-
-    callbacks, verbose = captured.arguments["callbacks"], captured.arguments["verbose"]
-    if isinstance(callbacks, keras_callbacks.CallbackList):
+def callback_list(
+    model: Any, arguments: Mapping[str, Any], *, epochs: int, steps: int | None, history: bool = True
+) -> Any:
+    """Return the CallbackList that Keras' own method makes of its arguments."""
+    callbacks, verbose = arguments["callbacks"], arguments["verbose"]
+    if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks
-    return keras_callbacks.CallbackList(
+    return keras.callbacks.CallbackList(
         callbacks,
-        add_history=True,
+        add_history=history,
         add_progbar=verbose != 0,
         verbose=verbose,
-        epochs=captured.epochs,
-        steps=captured.steps(options),
-        model=captured.model,
+        epochs=epochs,
+        steps=steps,
+        model=model,
     )
 
 
-def finish_without_epochs(captured: Capture, listeners: Any) -> Any:
-    """Finish a fit without epochs as Keras does: no training, no logs."""
-    if captured.epochs > 0 and captured.model.optimizer is not None and captured.model.optimizer.built:
-        finalize(captured.model)
-    listeners.on_train_end(None)
-    captured.model.history.nfdt = FitRecord({}, where="nowhere", reason="no epoch is left to train")
-    return captured.model.history
+def reads_batches(callback: Any) -> bool:
+    """Whether a train-batch hook of the script's own code reads its arguments, or the model.
+
+    Followed are methods and properties of the callback, functions that the code names, and the same hook of a base
+    class. A hook without Python code counts as one that reads. Hooks of Keras and of installed packages do not:
+    their loggers and progress bars show what is newest.
+    """
+    seen: set[int] = set()
+    return any(_reads(callback, function, is_method, seen) for function, is_method in _hooks(callback))
 
 
-def local_validation(captured: Capture, callbacks: Any) -> Validation | None:
-    """Return Keras' own evaluation in this process, for data that only this process can read; else None."""
-    if captured.local_validation is None:
+def has_own_hook(callback: Any, hooks: Iterable[str]) -> bool:
+    """Whether a callback has one of these hooks, and Keras did not write it."""
+    methods = [getattr(callback, hook) for hook in hooks]
+    return any(not _is_of_keras(method) and not keras_training.is_default_hook(method) for method in methods)
+
+
+def _is_of_keras(function: Any) -> bool:
+    return str(getattr(function, "__module__", "")).startswith("keras.")
+
+
+def _hooks(callback: Any) -> Iterator[tuple[Any, bool]]:
+    """Yield the hooks of the callback and of its bases, and whether their first argument is the callback."""
+    for hook in HOOKS:
+        own = vars(callback).get(hook)
+        held = [(own, isinstance(own, types.MethodType))] if own is not None else []
+        held += [(vars(kind)[hook], True) for kind in type(callback).__mro__ if hook in vars(kind)]
+        for function, is_method in held:
+            if not keras_training.is_default_hook(function) and not _is_of_a_package(function):
+                yield function, is_method
+
+
+def _is_of_a_package(function: Any) -> bool:
+    code = _code(function)
+    return _is_of_keras(function) or (code is not None and is_installed_file(code.co_filename))
+
+
+def _code(function: Any) -> types.CodeType | None:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
+
+
+def _reads(callback: Any, function: Any, is_method: bool, seen: set[int]) -> bool:
+    """Whether a hook reads its arguments, or leads to the model."""
+    code = _code(function)
+    if code is None:
+        return True
+    flags = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    names = code.co_varnames[int(is_method) : code.co_argcount + code.co_kwonlyargcount + flags]
+    return _loads(code, set(names)) or _leads_to_model(callback, function, seen)
+
+
+def _loads(code: types.CodeType, names: set[str]) -> bool:
+    """Whether code loads one of its arguments, except to pass it to the same hook of a base class."""
+    of_base = passes = False
+    for instruction in dis.get_instructions(code):
+        name, operation = instruction.argval, instruction.opname
+        if name == "super":
+            of_base = True
+        elif of_base and name in HOOKS:
+            passes = True
+        elif operation.startswith(_LOADS):
+            if not passes and names & set(name if isinstance(name, tuple) else (name,)):
+                return True
+        elif operation in ("POP_TOP", "RETURN_VALUE") or operation.startswith("STORE"):
+            of_base = passes = False
+    return any(_loads(inner, names) for inner in code.co_consts if isinstance(inner, types.CodeType))
+
+
+def _leads_to_model(callback: Any, function: Any, seen: set[int]) -> bool:
+    """Whether code names the model, an object of Keras that learns, or a function that does."""
+    code = _code(function)
+    if code is None or id(code) in seen or _is_of_a_package(function):
+        return False
+    seen.add(id(code))
+    names = set(_names(code))
+    if names & set(_MODEL):
+        return True
+    function = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
+    cells = zip(code.co_freevars, getattr(function, "__closure__", None) or (), strict=False)
+    scope = {**getattr(function, "__globals__", {}), **{name: cell for name, cell in cells}}
+    values = [_held(scope[name]) for name in names if name in scope]
+    values += [inspect.getattr_static(callback, name, None) for name in names]
+    return any(_is_of_model(callback, value, seen) for value in values)
+
+
+def _held(value: Any) -> Any:
+    """Return what a cell of a closure holds, None while it is empty; other values unchanged."""
+    if not isinstance(value, types.CellType):
+        return value
+    try:
+        return value.cell_contents
+    except ValueError:
         return None
-    from nfdt.model.keras_internals import data as keras_data
 
-    model, arguments = captured.model, captured.arguments
-    x, y, sample_weight = captured.local_validation
-    batch_size = arguments["validation_batch_size"] or arguments["batch_size"]
-    iterators: list[Any] = []
 
-    def validate(epoch: int) -> dict[str, Any] | None:
-        if not keras_data.is_due(model, epoch, arguments["validation_freq"]):
-            return None
-        if not iterators:  # one for all epochs, as in Keras: a generator continues where it stopped
-            iterators.append(
-                keras_data.evaluation_iterator(
-                    x=x,
-                    y=y,
-                    sample_weight=sample_weight,
-                    batch_size=batch_size,
-                    distribute_strategy=model.distribute_strategy,
-                    steps_per_execution=model.steps_per_execution,
-                    steps_per_epoch=arguments["validation_steps"],
-                    shuffle=False,
-                )
-            )
-        logs: dict[str, Any] = keras_data.evaluate_with(
-            model,
-            iterators[0],
-            x=x,
-            y=y,
-            sample_weight=sample_weight,
-            batch_size=batch_size,
-            steps=arguments["validation_steps"],
-            callbacks=callbacks,
-        )
-        return logs
+def _is_of_model(callback: Any, value: Any, seen: set[int]) -> bool:
+    value = value.fget if isinstance(value, property) else value
+    if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
+        return _leads_to_model(callback, value, seen)
+    return isinstance(value, keras.Layer | keras.Optimizer | keras.Variable)
 
-    return validate
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Yield the attributes, globals and variables of outer functions that code names, that of inner functions too."""
+    yield from (*code.co_names, *code.co_freevars)
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _names(inner)

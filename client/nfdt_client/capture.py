@@ -1,32 +1,141 @@
-"""Arguments and data of a ``fit`` call, interpreted as Keras does."""
+"""Captures a ``fit`` call: its arguments and its data, checked and read as Keras does."""
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from nfdt.core.arrays.composite import RaggedArray, SparseArray
+import keras
+
 from nfdt.core.errors import CaptureError, UsageError
 from nfdt.core.host.keras_backend import current_backend, ignored_backend
+from nfdt.core.specs.callbacks import CallbacksSpec
+from nfdt.model.keras_internals import data as keras_data
+from nfdt.model.keras_internals import models as keras_models
+from nfdt.model.program.compiling import overrides
+from nfdt.model.program.untrained import carrying_layers
 from nfdt_client import callbacks, placement, training_data
-from nfdt_client.captured import Capture
 from nfdt_client.options import Options
-from nfdt_client.placement import PlacementTerms
-from nfdt_client.program_checks import require_backend_of
-from nfdt_client.training_data import Arrays, Indexed, Stream
+from nfdt_client.placement import Choice, PlacementTerms
+from nfdt_client.training_data import Arrays, GraphData, Indexed, Stream, TrainingData
+from nfdt_client.upload import Blob
 
 logger = logging.getLogger(__name__)
 
 
-def bind(fit: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a ``fit`` call by name; wrong ones raise Python's own TypeError."""
-    bound = inspect.signature(fit).bind(model, *args, **kwargs)
-    bound.apply_defaults()
-    arguments = dict(bound.arguments)
-    arguments.pop("self", None)
-    return arguments
+@dataclass(frozen=True)
+class ShippedCallbacks:
+    """Callbacks that go with a detached job, and the pickled schedules that they name."""
+
+    spec: CallbacksSpec
+    blobs: tuple[Blob, ...]
+
+
+@dataclass
+class Capture:
+    """One ``fit`` call: its arguments checked, its data read, nothing sent yet.
+
+    Attributes:
+        model: The user's model.
+        arguments: Arguments of ``fit`` by name, defaults filled in.
+        choice: Training data, and where they are read.
+        validation: Validation data that go with the job; None when there are none or Keras evaluates here.
+        validation_data: Validation data passed to ``fit``, as (x, y, sample_weight).
+        callbacks: Callbacks that go with a detached job.
+    """
+
+    model: Any
+    arguments: dict[str, Any]
+    choice: Choice
+    validation: Arrays | Indexed | None = None
+    validation_data: tuple[Any, Any, Any] | None = None
+    callbacks: ShippedCallbacks | None = None
+
+    @property
+    def train(self) -> TrainingData:
+        """Training data."""
+        return self.choice.data
+
+    @property
+    def ships_code(self) -> bool:
+        """Whether data or callbacks go with the job as code."""
+        if self.callbacks is not None and self.callbacks.spec.code:
+            return True
+        return isinstance(self.train, Indexed | GraphData) or isinstance(self.validation, Indexed)
+
+    def read_here(self, reason: str) -> None:
+        """Read in this process what was to go with the job as code."""
+        if isinstance(self.train, Indexed | GraphData):
+            self.choice = Choice(self.train.stream, reason)
+        if isinstance(self.validation, Indexed):
+            self.validation = None
+
+    def hash_arrays(self) -> None:
+        """Hash the arrays as they are now: Keras reads them before callbacks begin, which may write to them."""
+        for data in (self.train, self.validation):
+            if isinstance(data, Arrays):
+                _ = data.blobs
+
+    def renew(self) -> None:
+        """Pickle data that go with the job as code again where callbacks have changed them."""
+        if isinstance(self.train, Indexed):
+            self.choice = replace(self.choice, data=self.train.renewed())
+        if isinstance(self.validation, Indexed):
+            self.validation = self.validation.renewed()
+
+    @property
+    def changeable(self) -> dict[str, Indexed]:
+        """Data that go with the job as code and that callbacks may change, by the job's name for them."""
+        named = {"train": self.train, "validation": self.validation}
+        return {name: data for name, data in named.items() if isinstance(data, Indexed)}
+
+    @property
+    def fixed(self) -> tuple[Any, ...]:
+        """Variables of the data that go with the job as constants."""
+        return self.train.variables if isinstance(self.train, GraphData) else ()
+
+    @property
+    def local_validation(self) -> tuple[Any, Any, Any] | None:
+        """Validation data that Keras evaluates in this process."""
+        return self.validation_data if self.validation is None else None
+
+    @property
+    def epochs(self) -> int:
+        """Index after the last epoch."""
+        return int(self.arguments["epochs"])
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Steps per epoch that ``fit`` asks for, as in Keras a multiple of ``steps_per_execution``.
+
+        None for one pass over the data, and for streams, whose epochs end by themselves.
+        """
+        steps, size = self.arguments["steps_per_epoch"], int(self.model.steps_per_execution or 1)
+        return -(-int(steps) // size) * size if steps and not isinstance(self.train, Stream) else None
+
+    def steps_of_job(self, options: Options) -> int | None:
+        """Return the steps per epoch of the job; None where each epoch is a whole pass."""
+        steps, batches = self.steps_per_epoch, self.train.batches
+        if isinstance(self.train, Arrays | Indexed) and steps and batches and steps >= -(-batches // _parts(options)):
+            return None
+        return steps
+
+    def steps(self, options: Options) -> int | None:
+        """Return the steps per epoch to display until the cluster reports the actual number."""
+        batches = self.train.batches and -(-self.train.batches // _parts(options))
+        return batches if isinstance(self.train, Stream) else self.arguments["steps_per_epoch"] or batches
+
+    @property
+    def local_steps(self) -> int | None:
+        """Steps per epoch of Keras' own fit in this process; None: unknown."""
+        return int(self.arguments["steps_per_epoch"] or 0) or self.train.batches
+
+
+def _parts(options: Options) -> int:
+    """Return the number of batches in a step."""
+    return options.cluster.workers if options.algorithm.consistency_facts.synchronous else 1
 
 
 def capture(
@@ -45,9 +154,7 @@ def capture(
         CaptureError: a backend on which the algorithm does not train, a model with a ``make_train_function`` of its
             own, or data that cannot be shipped.
     """
-    from nfdt.model.keras_internals import models as keras_models
-
-    require_backend_of(options)
+    options.require_backend()
     _warn_of_ignored_backend()
     keras_models.require_compiled(model)
     if (strategy := keras_models.distribution_strategy(model)) is not None:
@@ -86,7 +193,7 @@ def capture(
 
 def _refuse_own_loop(model: Any) -> None:
     """Raise CaptureError if the user replaces the function that trains on the batches of an iterator."""
-    if _replaces(model, "make_train_function"):
+    if replaces(model, "make_train_function"):
         raise CaptureError(
             "Expected Keras' own make_train_function(). Received: one of "
             f"{type(model).__name__}, which would not be called: the workers call train_step() with each batch. Move "
@@ -95,10 +202,8 @@ def _refuse_own_loop(model: Any) -> None:
         )
 
 
-def _replaces(model: Any, method: str) -> bool:
+def replaces(model: Any, method: str) -> bool:
     """Whether the user's class, or the model itself, has another method than ``keras.Model``."""
-    from nfdt.model.program.compiling import overrides
-
     return overrides(model, method) or method in vars(model)
 
 
@@ -113,14 +218,12 @@ def _warn_of_ignored_backend() -> None:
 
 
 def _limited_epochs(epochs: int) -> int:
-    from nfdt.model.keras_internals import models as keras_models
 
     limit = keras_models.epoch_limit()
     return min(int(epochs), limit) if limit else int(epochs)
 
 
 def _split(arguments: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
-    from nfdt.model.keras_internals import data as keras_data
 
     data = (arguments["x"], arguments["y"], arguments["sample_weight"])
     validation_data = arguments["validation_data"]
@@ -135,8 +238,6 @@ def _split(arguments: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
 
 def _why_no_datasets(options: Options, model: Any) -> str:
     """Return why workers of this job cannot run datasets, or ""."""
-    from nfdt.model.program.untrained import carrying_layers
-
     name = options.algorithm.name
     if carrying_layers(model):
         return "layers with stateful=True expect the batches in the order of the script"
@@ -150,15 +251,11 @@ def _why_no_datasets(options: Options, model: Any) -> str:
 
 
 def _with_validation(captured: Capture, validation_data: Any, terms: PlacementTerms) -> Capture:
-    import keras
-
-    from nfdt.model.keras_internals import data as keras_data
-    from nfdt.model.keras_internals import models as keras_models
 
     arguments = captured.arguments
     x, y, sample_weight = keras_data.unpack_batch(validation_data)
     captured.validation_data = (x, y, sample_weight)
-    if callbacks.watches_tests(arguments["callbacks"]) or _replaces(captured.model, "make_test_function"):
+    if callbacks.watches_tests(arguments["callbacks"]) or replaces(captured.model, "make_test_function"):
         return captured
     steps = arguments["validation_steps"]
     batches = keras_models.limited_batches(steps, int(captured.model.steps_per_execution or 1))
@@ -175,36 +272,3 @@ def _with_validation(captured: Capture, validation_data: Any, terms: PlacementTe
     if isinstance(data, Arrays):
         captured.validation = data.head(batches * data.batch_size) if batches else data
     return captured
-
-
-def check_batch(model: Any, batch: Any) -> None:
-    """Run one batch through a built model symbolically, so that wrong shapes are reported before anything is sent.
-
-    Done only for Functional and Sequential models with Keras' own ``train_step``, and for data that are not ragged.
-    For others the symbolic run could fail although the real one does not.
-
-    Raises:
-        UsageError: model, loss and data do not fit together.
-    """
-    import keras
-
-    from nfdt.model.keras_internals import data as keras_data
-    from nfdt.model.keras_internals import models as keras_models
-
-    known = isinstance(model, keras_models.Functional | keras.Sequential) and type(model).__module__.startswith(
-        "keras."
-    )
-    if not known or not model.built or any(isinstance(leaf, RaggedArray) for leaf in training_data.leaves(batch)):
-        return
-
-    def symbolic(leaf: Any) -> Any:
-        dtype = "string" if leaf.dtype.kind in "OSU" else keras.backend.standardize_dtype(leaf.dtype)
-        return keras.KerasTensor(leaf.shape, dtype, sparse=isinstance(leaf, SparseArray))
-
-    try:
-        x, y, sample_weight = keras_data.unpack_batch(training_data.map_arrays(symbolic, batch))
-        keras_models.loss_spec(model, x, y, sample_weight)
-    except ValueError as error:
-        raise UsageError(f"The training data do not fit the model: {error}") from error
-    except Exception as error:  # the symbolic run is optional: the workers do the real one
-        logger.debug("The shapes could not be checked beforehand: %s", error)

@@ -1,4 +1,4 @@
-"""Calls of the Jobs service, with deadlines, NFDT's error types, and a watch that survives a broken stream."""
+"""Calls the Jobs service, with deadlines and NFDT's errors; streams of events survive a broken connection."""
 
 from __future__ import annotations
 
@@ -33,10 +33,6 @@ TERMINAL = ("succeeded", "failed", "cancelled")
 _T = TypeVar("_T")
 
 
-def _ignore() -> None:
-    return None
-
-
 class JobsClient:
     """Client of a job server.
 
@@ -58,7 +54,7 @@ class JobsClient:
         ca_file: str | None = None,
         cert_file: str | None = None,
         key_file: str | None = None,
-        check: Callable[[], None] = _ignore,
+        check: Callable[[], None] | None = None,
         reconnect_s: float = RECONNECT_S,
     ) -> None:
         self.address = address
@@ -70,21 +66,22 @@ class JobsClient:
         """Close the channel; running calls end."""
         self._channel.close()
 
+    def call(self, method: str, request: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+        """Call a method of the service; its errors are NFDT's."""
+        with translated(self.address):
+            return getattr(self.stub, method)(request, timeout=timeout_s)
+
     def describe(self) -> pb.ServerDescription:
         """Return the server's description; fail at once if nothing listens at the address."""
-        with translated(self.address):
-            return self.stub.Describe(pb.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S)
+        return self.call("Describe", pb.DescribeRequest(), DESCRIBE_TIMEOUT_S)
 
     def submit(self, spec_json: str, session: str, name: str = "") -> pb.SubmitReply:
         """Submit a job; with a name, find the one that has it."""
-        with translated(self.address):
-            request = pb.SubmitRequest(spec_json=spec_json, session=session, name=name)
-            return self.stub.Submit(request, timeout=CALL_TIMEOUT_S)
+        return self.call("Submit", pb.SubmitRequest(spec_json=spec_json, session=session, name=name))
 
     def show(self, job_id: str) -> pb.JobDescription:
         """Return a job's description."""
-        with translated(self.address):
-            return self.stub.Show(pb.JobRef(job_id=job_id), timeout=CALL_TIMEOUT_S)
+        return self.call("Show", pb.JobRef(job_id=job_id))
 
     def trace(self, job_id: str) -> list[pb.ProcessSpans]:
         """Return the deliveries of spans of a job's processes, of each process in order."""
@@ -93,39 +90,31 @@ class JobsClient:
 
     def list(self) -> list[pb.JobDescription]:
         """Return all jobs of the server."""
-        with translated(self.address):
-            return list(self.stub.List(pb.ListRequest(), timeout=CALL_TIMEOUT_S).jobs)
+        return list(self.call("List", pb.ListRequest()).jobs)
 
     def resume(self, job_id: str) -> str:
         """Submit a job that goes on from the last epoch's state of another one, and return its id."""
-        with translated(self.address):
-            return str(self.stub.Resume(pb.JobRef(job_id=job_id), timeout=CALL_TIMEOUT_S).job_id)
+        return str(self.call("Resume", pb.JobRef(job_id=job_id)).job_id)
 
     def delete(self, job_id: str = "", *, older_than_s: float = 0.0) -> pb.DeleteReply:
         """Remove a job that has ended, or without a name all that ended so many seconds ago."""
-        with translated(self.address):
-            request = pb.DeleteRequest(job_id=job_id, older_than_s=older_than_s)
-            return self.stub.Delete(request, timeout=CALL_TIMEOUT_S)
+        return self.call("Delete", pb.DeleteRequest(job_id=job_id, older_than_s=older_than_s))
 
     def slots(self) -> Sequence[pb.SlotDescription]:
         """Return the registered slots of the server, by machine."""
-        with translated(self.address):
-            return list(self.stub.Slots(pb.SlotsRequest(), timeout=CALL_TIMEOUT_S).slots)
+        return list(self.call("Slots", pb.SlotsRequest()).slots)
 
     def open_page(self, job_id: str = "") -> str:
         """Return a link that opens the server's page once, at a job or at the list of jobs; "" without a page."""
-        with translated(self.address):
-            return str(self.stub.OpenPage(pb.OpenPageRequest(job_id=job_id), timeout=CALL_TIMEOUT_S).url)
+        return str(self.call("OpenPage", pb.OpenPageRequest(job_id=job_id)).url)
 
     def control(self, job_id: str, timeout_s: float = CALL_TIMEOUT_S, **action: Any) -> None:
         """Send one control action, as in ``control(job, proceed=pb.Proceed(epoch=1))``."""
-        with translated(self.address):
-            self.stub.Control(pb.ControlRequest(job_id=job_id, **action), timeout=timeout_s)
+        self.call("Control", pb.ControlRequest(job_id=job_id, **action), timeout_s)
 
     def snapshot(self, job_id: str) -> pb.SnapshotReply:
         """Return the name and the position of a job's current state."""
-        with translated(self.address):
-            return self.stub.Snapshot(pb.JobRef(job_id=job_id), timeout=SNAPSHOT_TIMEOUT_S)
+        return self.call("Snapshot", pb.JobRef(job_id=job_id), SNAPSHOT_TIMEOUT_S)
 
     def watch(self, job_id: str, after: int = 0, session: str = "") -> Iterator[Event]:
         """Yield the events after a cursor until the job has ended, each once; reconnects broken streams.
@@ -174,7 +163,7 @@ class JobsClient:
                 patience.again(error)
 
     def _patience(self, *, settles: bool) -> Patience:
-        """Return the time limit of calls; ``settles``: one that took long shows that the server was there meanwhile."""
+        """Return the patience of calls; ``settles``: one that lasted long shows that the server was there meanwhile."""
         return Patience(
             self.reconnect_s,
             pause=lambda left_s: self.wait_ready(min(left_s, 1.0)),
@@ -191,7 +180,8 @@ class JobsClient:
         return True
 
     def recorded(self, job_id: str) -> Iterator[Event]:
-        """Yield the events so far. The service only streams, so a pause in the stream marks their end."""
+        """Yield the events so far."""
+        # The service only streams: of a live job, a short batch before the deadline marks the end of its past.
         cursor, count = 0, RECORDED_BATCH
         while count >= RECORDED_BATCH:
             count = 0
@@ -221,7 +211,8 @@ class JobsClient:
         Raises:
             NfdtError: raised by ``check`` when waiting is pointless.
         """
-        self._check()
+        if self._check is not None:
+            self._check()
         with contextlib.suppress(grpc.FutureTimeoutError):
             grpc.channel_ready_future(self._channel).result(timeout=timeout_s)
             time.sleep(min(timeout_s, PAUSE_S))
@@ -230,7 +221,7 @@ class JobsClient:
 
 
 def is_end(event: Event) -> bool:
-    """Whether a job has ended with this event."""
+    """Whether this event is the end of its job."""
     return event.kind == "state" and event.data.get("state") in TERMINAL
 
 

@@ -24,8 +24,8 @@ class ConnectionOptions:
         tls: ``ca_file``, ``cert_file`` and ``key_file``, as far as they are given.
     """
 
-    server: str | None
-    tls: Mapping[str, Any]
+    server: str | None = None
+    tls: Mapping[str, Any] = field(default_factory=dict)
     _token: str | None = field(default=None, repr=False)
     _token_file: str | None = None
 
@@ -35,12 +35,33 @@ class ConnectionOptions:
         return bool(self._token or self._token_file)
 
     def token(self) -> str:
-        """Return the secret for the server.
+        """Return the secret for the server, which is read from its file only now.
 
         Raises:
             UsageError: there is none, or its file cannot be read.
         """
-        return find_token(self.server, self._token, self._token_file)
+        if self._token:
+            return self._token
+        if not self._token_file:
+            raise UsageError(
+                f"The server {self.server} needs a token. Expected: NFDT_TOKEN or NFDT_TOKEN_FILE in the environment, "
+                "or token_file in nfdt.toml. Received: none."
+            )
+        return read_token(Path(self._token_file))
+
+
+def connection_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of :class:`ConnectionOptions` from the options by name.
+
+    Raises:
+        UsageError: the address is malformed.
+    """
+    return {
+        "server": check_server(given["server"]) if "server" in given else None,
+        "tls": {name: given[name] for name in TLS if given.get(name)},
+        "_token": given.get("token"),
+        "_token_file": given.get("token_file"),
+    }
 
 
 def find_server(arguments: Mapping[str, Any]) -> ConnectionOptions:
@@ -55,25 +76,7 @@ def find_server(arguments: Mapping[str, Any]) -> ConnectionOptions:
     given = {name: table[name] for name in CONNECTION if name in table}
     given |= {name: os.environ[v] for name in CONNECTION if os.environ.get(v := PREFIX + name.upper())}
     given |= {name: value for name, value in arguments.items() if value is not None}
-    server = check_server(given["server"]) if "server" in given else None
-    tls = {name: given[name] for name in TLS if name in given}
-    return ConnectionOptions(server, tls, given.get("token"), given.get("token_file"))
-
-
-def find_token(server: str | None, token: str | None, token_file: str | None) -> str:
-    """Return a token, or else that in the file.
-
-    Raises:
-        UsageError: there is neither, or the file cannot be read.
-    """
-    if token:
-        return token
-    if not token_file:
-        raise UsageError(
-            f"The server {server} needs a token. Expected: NFDT_TOKEN or NFDT_TOKEN_FILE in the environment, "
-            "or token_file in nfdt.toml. Received: none."
-        )
-    return read_token(Path(token_file))
+    return ConnectionOptions(**connection_fields(given))
 
 
 def read_token(path: Path) -> str:
@@ -97,10 +100,10 @@ def read_token(path: Path) -> str:
 
 
 def check_server(value: Any) -> str:
-    """Return an address.
+    """Return an address after a check.
 
     Raises:
-        UsageError: it is no ``HOST:PORT``.
+        UsageError: it is not ``HOST:PORT``.
     """
     host, _, port = str(value).rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from nfdt.model.keras_internals.data import dataset_variables
 from nfdt.model.program.untrained import SEED_STATE
@@ -54,8 +55,6 @@ def ship(dataset: Any, workers: int) -> ShippedDataset:
     Raises:
         Unshippable: Workers cannot run it.
     """
-    import tensorflow as tf
-
     try:
         element = write_element(dataset.element_spec)
     except TypeError as error:
@@ -67,15 +66,6 @@ def ship(dataset: Any, workers: int) -> ShippedDataset:
     check_functions(graph.library.function, {name: nodes[name] for name in needed})
     analysis = GraphFlow(nodes, workers)
     output, flow = analysis.of(end.input[0].partition(":")[0])
-    if len(set(flow.sources)) < len(flow.sources):
-        raise Unshippable("a dataset that is used twice needs the whole sequence")
-    names = _strings(analysis, nodes)
-    reads = _reads_files(graph, nodes)
-    files = (
-        tuple(FileSize(path=name, size=os.path.getsize(name)) for name in names if os.path.isfile(name))
-        if reads
-        else ()
-    )
     if flow.expanded and flow.rows < FILES_PER_WORKER * workers:
         raise Unshippable(
             f"it has {flow.rows} files or parts for {workers} workers, and at least {FILES_PER_WORKER} for each are "
@@ -91,7 +81,7 @@ def ship(dataset: Any, workers: int) -> ShippedDataset:
         shuffle=flow.shuffle,
         reshuffle=flow.reshuffle,
         seed=flow.seed,
-        files=files,
+        files=_files(graph, nodes),
     )
     alone = reachable(nodes, output, frozenset(flow.sources)) | kept
     _check_resources(nodes, alone)
@@ -126,8 +116,6 @@ def _split(flow: Flow, workers: int) -> int:
 
 
 def _serialize(dataset: Any) -> Any:
-    import tensorflow as tf
-
     try:
         serialized = tf.raw_ops.DatasetToGraphV2(
             input_dataset=tf.data.experimental.to_variant(dataset),
@@ -145,8 +133,6 @@ def _sources(
     analysis: GraphFlow, nodes: dict[str, Any], flow: Flow
 ) -> tuple[tuple[SourceHeader, ...], list[Any], set[str]]:
     """Return the sources, their arrays, and the nodes of components that stay in the graph."""
-    import tensorflow as tf
-
     headers, arrays, kept, total = [], list[Any](), set[str](), 0
     for name in flow.sources:
         node = nodes[name]
@@ -177,8 +163,6 @@ def _sources(
 
 def _check_resources(nodes: dict[str, Any], needed: set[str]) -> None:
     """Check that no handle of this process is in the graph; shuffles make their own on the worker."""
-    import tensorflow as tf
-
     own = {
         given.partition(":")[0]
         for name in needed
@@ -194,21 +178,20 @@ def _check_resources(nodes: dict[str, Any], needed: set[str]) -> None:
             raise Unshippable("it uses a variable or another resource of this process")
 
 
-def _reads_files(graph: Any, nodes: dict[str, Any]) -> bool:
+def _files(graph: Any, nodes: dict[str, Any]) -> tuple[FileSize, ...]:
+    """Return the files that a graph reads, as far as their names are among its constants.
+
+    Workers compare their sizes with those of their own files, so that a missing file is noticed before the training.
+    """
     operations = {node.op for node in nodes.values()}
     operations |= {node.op for function in graph.library.function for node in function.node_def}
-    return any(operation in _READERS or operation.startswith(_READERS_PREFIXES) for operation in operations)
-
-
-def _strings(analysis: GraphFlow, nodes: dict[str, Any]) -> list[str]:
-    """Return the texts among the graph's constants that can be names of files."""
-    import tensorflow as tf
-
-    found: dict[str, None] = {}
+    if not any(operation in _READERS or operation.startswith(_READERS_PREFIXES) for operation in operations):
+        return ()
+    names: dict[str, None] = {}
     for node in nodes.values():
         if node.op == "Const" and node.attr["dtype"].type == tf.string.as_datatype_enum:
             tensor = tf.io.parse_tensor(node.attr["value"].tensor.SerializeToString(), tf.string)
             for value in np.ravel(tensor.numpy()):
                 if 0 < len(value) < 4096 and b"\0" not in value:
-                    found[value.decode("utf-8", "surrogateescape")] = None
-    return list(found)
+                    names[value.decode("utf-8", "surrogateescape")] = None
+    return tuple(FileSize(path=name, size=os.path.getsize(name)) for name in names if os.path.isfile(name))

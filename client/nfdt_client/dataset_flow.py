@@ -1,4 +1,4 @@
-"""Analysis of a dataset's graph: can workers run it on parts of its rows, and what must change for that.
+"""Analyzes a dataset's graph: whether workers can run it on parts of its rows, and what must change for that.
 
 The graph is a chain (with ``zip``: a tree) from its sources to its output. Operations that need the whole sequence
 refuse. ``shuffle``, ``take`` and ``skip`` of rows, and ``cache``, are removed: the order of the rows has their effect,
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+import tensorflow as tf
 
 INFINITE = -1
 
@@ -66,6 +68,8 @@ _EXPANSIONS = {
 _REGROUPINGS = {"UnbatchDataset", "GroupByWindowDataset", "RebatchDatasetV2", "DenseToRaggedBatchDataset"}
 _PYTHON = {"PyFunc": "numpy_function or py_function", "PyFuncStateless": "numpy_function", "EagerPyFunc": "py_function"}
 _PYTHON["GeneratorDataset"] = "from_generator"
+_KNOWN = {*_MAPS, *_FILTERS, *_CACHES, *_SHUFFLES, *_BATCHES, *_EXPANSIONS, *_REGROUPINGS}
+_KNOWN |= {"RepeatDataset", "TakeDataset", "SkipDataset"}
 NAMES = {
     "TensorDataset": "from_tensors",
     "ConcatenateDataset": "concatenate",
@@ -87,7 +91,7 @@ NAMES = {
 
 
 class GraphFlow:
-    """Analysis of one graph, which it changes.
+    """Analyzes one graph, and rewires it for workers.
 
     Args:
         nodes: Nodes of the graph by name; :meth:`of` rewires them.
@@ -110,13 +114,11 @@ class GraphFlow:
             return name, Flow((name,), 0, rows, count=rows)
         if operation == "ZipDataset":
             return name, self._zipped(node)
-        known = {*_MAPS, *_FILTERS, *_CACHES, *_SHUFFLES, *_BATCHES, *_EXPANSIONS, *_REGROUPINGS}
-        if operation not in known | {"RepeatDataset", "TakeDataset", "SkipDataset"}:
-            what = NAMES.get(operation, operation)
-            raise Unshippable(f"{what} needs the whole sequence of elements")
+        if operation not in _KNOWN:
+            raise Unshippable(f"{NAMES.get(operation, operation)} needs the whole sequence of elements")
         below, flow = self.of(_plain(node.input[0]))
         node.input[0] = below
-        if operation in _CACHES:
+        if operation in _CACHES:  # a worker gets other rows in each epoch: what it kept would be of no use
             return below, flow
         if operation in _SHUFFLES:
             return self._shuffled(node, below, flow)
@@ -150,6 +152,8 @@ class GraphFlow:
         return replace(flow, unit=flow.unit if flow.expanded else flow.unit * size, count=count)
 
     def _shuffled(self, node: Any, below: str, flow: Flow) -> tuple[str, Flow]:
+        # A shuffle of single elements has its effect in the order of the rows. Any other one stays in the graph, with a
+        # buffer that is a worker's part of the script's.
         if not flow.elementwise or flow.repeated:
             self._set_constant(node, 1, max(1, -(-self.constant(node, 1) // self._workers)))
             return node.name, replace(flow, aligned=False, elementwise=False)
@@ -164,34 +168,32 @@ class GraphFlow:
             raise Unshippable(
                 f"{what} after a shuffle, filter, repeat or a change of the elements needs the whole order"
             )
-        size = self.constant(node, 1) * flow.unit
-        if what == "take":
-            rows = flow.rows if size < 0 else min(size, flow.rows)
-            first = flow.first
-        else:
-            skipped = flow.rows if size < 0 else min(size, flow.rows)
-            first, rows = flow.first + skipped, flow.rows - skipped
-        if rows < 1:
+        taken = self.constant(node, 1)  # below 0: all elements
+        rows = flow.rows if taken < 0 else min(taken * flow.unit, flow.rows)
+        count = flow.count if flow.count is None or taken < 0 else min(taken, flow.count)
+        cut = replace(flow, rows=rows, count=count)
+        if what == "skip":
+            left = None if flow.count is None or count is None else flow.count - count
+            cut = replace(flow, first=flow.first + rows, rows=flow.rows - rows, count=left)
+        if cut.rows < 1:
             raise Unshippable(f"{what} leaves no element")
-        count = flow.count
-        if count is not None:
-            taken = abs(self.constant(node, 1))
-            count = min(count, taken) if what == "take" else max(0, count - taken)
-            count = flow.count if self.constant(node, 1) < 0 else count
-        return replace(flow, first=first, rows=rows, count=count)
+        return cut
 
     def _zipped(self, node: Any) -> Flow:
         flows = []
         for index, given in enumerate(node.input):
             node.input[index], flow = self.of(_plain(given))
             flows.append(flow)
-        one, *others = flows
+        one = flows[0]
         sources = tuple(source for flow in flows for source in flow.sources)
-        same = all(flow.aligned and not flow.repeated and flow.elementwise for flow in flows)
-        same = same and all(
-            (flow.first, flow.unit, flow.shuffle) == (one.first, one.unit, one.shuffle) for flow in others
-        )
-        if not same:
+        rows_of_one = one.first, one.unit, one.shuffle
+        if not all(
+            flow.aligned
+            and flow.elementwise
+            and not flow.repeated
+            and (flow.first, flow.unit, flow.shuffle) == rows_of_one
+            for flow in flows
+        ):
             raise Unshippable(
                 "zip of datasets that take, filter, batch or shuffle differently needs the whole sequence"
             )
@@ -231,13 +233,9 @@ class GraphFlow:
         Raises:
             Unshippable: It is no constant.
         """
-        import tensorflow as tf
-
         return int(tf.make_ndarray(self.tensor(_plain(node.input[place]))))
 
     def _set_constant(self, node: Any, place: int, value: int) -> None:
-        import tensorflow as tf
-
         given = self.tensor(_plain(node.input[place]))
         given.CopyFrom(tf.make_tensor_proto(value, given.dtype, []))
 

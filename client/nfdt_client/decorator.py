@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.presets import DEFAULT_PRESET
+from nfdt_client.job import job_names
 from nfdt_client.local_fit import Fallback
 from nfdt_client.option_types import FitOptions
 from nfdt_client.options import Options, resolve
-from nfdt_client.program_checks import require_backend_of
 from nfdt_client.session import Session
-from nfdt_client.specify import JobNames
 from nfdt_client.tracebacks import hide_frames
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def _options(options: Mapping[str, Any] | None, arguments: Mapping[str, Any], de
     given = {**(options or {}), **{name: value for name, value in arguments.items() if value is not None}}
     resolved = resolve(given, default_algorithm=default)
     if resolved.fallback == "error":
-        require_backend_of(resolved)
+        resolved.require_backend()
     return resolved
 
 
@@ -77,7 +76,7 @@ def distribute(
     named = {"workers": workers, "algorithm": algorithm, "server": server, **overrides}
     resolved = _options(options, named, default_algorithm)
 
-    names = JobNames(resolved.job)
+    names = job_names(resolved.job)
 
     def decorate(function: F) -> F:
         _check_function(function, "distribute")
@@ -119,31 +118,12 @@ class _Submitted(BaseException):
 class _Submitter(Session):
     """A session whose first fit is submitted as a detached job instead of run."""
 
-    tells_idle = False
+    warns_if_idle = False
 
     def _fit(self, model: Any, arguments: dict[str, Any], fallback: Fallback) -> Any:
-        from nfdt_client.capture import capture, check_batch
-        from nfdt_client.detached_callbacks import begin_callbacks, check_callbacks
-        from nfdt_client.handle import JobHandle
-        from nfdt_client.training_data import Stream
+        from nfdt_client.cluster_fit import submit_fit  # imports Keras
 
-        callbacks = check_callbacks(arguments["callbacks"])
-        captured = capture(model, arguments, self.options, self.allows_code)
-        if isinstance(captured.train, Stream) or captured.local_validation is not None:
-            raise UsageError(
-                "submit: the data must go with the job. Expected: arrays, tensors or a PyDataset that the workers can "
-                f"read. Received: data that only this script can read ({captured.choice.reason}). "
-                "Use nfdt.distribute."
-            )
-        batch = captured.sample_batch()
-        check_batch(model, batch)
-        initial_epoch = int(arguments["initial_epoch"])
-        if initial_epoch >= captured.epochs:
-            raise UsageError(f"submit: expected epochs above {initial_epoch}. Received: {captured.epochs}.")
-        captured.callbacks = begin_callbacks(callbacks, model, initial_epoch)
-        submission, _ = self.prepare(captured, batch, initial_epoch, interactive=False)
-        job_id = self.send(replace(submission, name=self._names.next())).job_id
-        raise _Submitted(JobHandle(job_id, self.release_connection()))
+        raise _Submitted(submit_fit(self, model, arguments))
 
 
 @hide_frames

@@ -1,4 +1,4 @@
-"""Keras' callbacks of a submitted ``fit``, described for the worker that calls them."""
+"""Describes Keras' callbacks of a submitted ``fit`` for the worker that calls them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any, get_args
 
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.callbacks import CallbackKind, CallbackSpec, CallbacksSpec
+from nfdt.model.keras_internals import training as keras_training
+from nfdt.model.program.code import digest_sources, dump_objects
+from nfdt.model.training.epoch_callbacks import SCHEDULE, dump_callbacks
 from nfdt_client.callbacks import each
-from nfdt_client.captured import ShippedCallbacks
+from nfdt_client.capture import ShippedCallbacks
 from nfdt_client.upload import Blob
 
 KINDS: tuple[str, ...] = get_args(CallbackKind)
@@ -67,8 +70,6 @@ def begin_callbacks(callbacks: Sequence[Any], model: Any, epoch: int) -> Shipped
         UsageError: one sets the learning rate, which a schedule of the optimizer decides.
         CaptureError: a schedule cannot be pickled.
     """
-    from nfdt.model.training.epoch_callbacks import dump_callbacks
-
     if not callbacks:
         return None
     rate = _learning_rate(model)
@@ -79,6 +80,7 @@ def begin_callbacks(callbacks: Sequence[Any], model: Any, epoch: int) -> Shipped
                 "learning rate. Received: one with a schedule. Remove one of the two."
             )
         callback.set_model(model)
+    # The first hooks run here, on the script's model, so that a rate that they set is a part of the program.
     for hook, arguments in (("on_train_begin", ()), ("on_epoch_begin", (epoch,))):
         for callback in callbacks:
             getattr(callback, hook)(*arguments)
@@ -89,17 +91,12 @@ def begin_callbacks(callbacks: Sequence[Any], model: Any, epoch: int) -> Shipped
 
 
 def _learning_rate(model: Any) -> float | None:
-    from nfdt.model.keras_internals import training as keras_training
-
     optimizer = model.optimizer
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return float(inner.learning_rate) if keras_training.has_fixed_learning_rate(inner) else None
 
 
 def _describe(callback: Any) -> tuple[CallbackSpec, Blob | None]:
-    from nfdt.model.program.code import digest_sources, dump_objects
-    from nfdt.model.training.epoch_callbacks import SCHEDULE
-
     kind = type(callback).__name__
     if kind != "LearningRateScheduler":
         return CallbackSpec(kind=kind), None

@@ -1,4 +1,4 @@
-"""The embedded job server: a child process on loopback that runs as long as the session."""
+"""Starts a job server as a child process on loopback, which ends with its session."""
 
 from __future__ import annotations
 
@@ -38,44 +38,13 @@ KILL_TIMEOUT_S = 5.0
 TAIL_LINES = 20
 
 
-def server_arguments(
-    workers: int,
-    shards: int,
-    folder: Path,
-    rings: Sequence[Mapping[str, Any]] = (),
-    network: Sequence[str] = (),
-    fork_server: int | None = None,
-    *,
-    ui: bool = False,
-) -> list[str]:
-    """Return the arguments of the server.
-
-    Args:
-        workers: Number of worker processes to start.
-        shards: Number of shard processes to start.
-        folder: Folder for all files of the server; the server removes it at the end.
-        rings: Horovod jobs (allreduce rings) to start.
-        network: Arguments that set the listening address; loopback unless given.
-        fork_server: Descriptor of a socket to a fork server of slots; None: the server starts its own.
-        ui: Whether the server serves a page for browsers, on loopback.
-    """
-    return [
-        *("--embedded", *network),
-        *("--workers", str(workers), "--shards", str(shards)),
-        *("--state-dir", str(folder / "state"), "--folder", str(folder)),
-        *(part for ring in rings for part in ("--ring", json.dumps(ring))),
-        *(() if fork_server is None else ("--fork-server", str(fork_server))),
-        *(("--ui", PAGE_ADDRESS) if ui else ()),
-    ]
-
-
 def server_environment() -> dict[str, str]:
     """Return the environment of a server that this process starts, which is also that of its fork server."""
     return {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, VARIABLE: current_backend().name}
 
 
 class StartedServer(Protocol):
-    """A job server that this process has started, or its caller.
+    """A job server that a session uses, started by the session or by its caller.
 
     Attributes:
         token: Secret that it accepts.
@@ -167,9 +136,15 @@ class EmbeddedServer:
             self._process.stdin.write(f"{self.token}\n".encode())
             self._process.stdin.flush()
 
-    def _arguments(self, *fork_server: int) -> list[str]:
-        place = (self._workers, self._shards, self.folder)
-        return server_arguments(*place, self._rings, self._network, *fork_server, ui=self._ui)
+    def _arguments(self, fork_server: Sequence[int] = ()) -> list[str]:
+        return [
+            *("--embedded", *self._network),
+            *("--workers", str(self._workers), "--shards", str(self._shards)),
+            *("--state-dir", str(self.folder / "state"), "--folder", str(self.folder)),
+            *(part for ring in self._rings for part in ("--ring", json.dumps(ring))),
+            *(part for descriptor in fork_server for part in ("--fork-server", str(descriptor))),
+            *(("--ui", PAGE_ADDRESS) if self._ui else ()),
+        ]
 
     def _from_warm_server(self, output: int, log: int) -> ForkedProcess | None:
         folder = warm_folder()
@@ -181,7 +156,7 @@ class EmbeddedServer:
 
     def _from_command(self, output: int, log: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            self._command or [*COMMAND, *self._arguments(*self._fork_server)],
+            self._command or [*COMMAND, *self._arguments(self._fork_server)],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=log,

@@ -4,60 +4,72 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
-from nfdt.core.errors import JobFailed, NfdtError
-from nfdt.core.specs.job import ClusterSpec
-from nfdt.model.program.manifest import Manifest
-from nfdt_client.capture import bind
-from nfdt_client.connection import JobsClient
-from nfdt_client.evaluation_call import LEAST_S, Call, RunsHere, check_call, estimate_gain, read_call
-from nfdt_client.failures import failure_of
+from keras import tree
+
+from nfdt.core.errors import JobFailed, NfdtError, UsageError
+from nfdt.model.keras_internals import data as keras_data
+from nfdt.model.keras_internals import models as keras_models
+from nfdt.model.keras_internals import training as keras_training
+from nfdt.model.program.evaluation_check import NotRepeatable, check_evaluate, check_predict
+from nfdt.model.program.pack import pack
+from nfdt.model.training.metrics import ModelMetrics
+from nfdt.model.training.predict import MAX_OUTPUT_BYTES, join_outputs, load_outputs
+from nfdt_client import callbacks, training_data
+from nfdt_client.capture import replaces
+from nfdt_client.failures import failure_of, stop_reason
 from nfdt_client.job import InteractiveJob
+from nfdt_client.job_session import JobSession
 from nfdt_client.local_fit import may_train_here, skip_once
-from nfdt_client.options import Options
+from nfdt_client.patch import bind
 from nfdt_client.program_checks import check_shards
-from nfdt_client.specify import Submission, specify_evaluation
+from nfdt_client.specify import specify_evaluation
+from nfdt_client.training_data import Arrays
 from nfdt_client.upload import download
 
 logger = logging.getLogger(__name__)
 
-_BEGINNING = {"evaluate": "on_test_begin", "predict": "on_predict_begin"}
+_FUNCTIONS = {"evaluate": "make_test_function", "predict": "make_predict_function"}
+_BATCH_HOOKS = {
+    "evaluate": ("on_test_batch_begin", "on_test_batch_end"),
+    "predict": ("on_predict_batch_begin", "on_predict_batch_end"),
+}
+_FIRST_HOOKS = {"evaluate": "on_test_begin", "predict": "on_predict_begin"}
+# Seconds and shares of the estimate of what a call saves.
+BATCH_S = 0.3e-3  # work of Keras for a batch besides the model's own
+START_S = 1.0  # job of warm slots
+FORWARD_SHARE = 1 / 3  # time of a forward pass, of that of a training step
+LINK_BYTES_S = 100e6  # rate at which data reach a server on another machine
+LEAST_S = 2.0  # a call that saves less is not distributed by default
 
 
-class CallSession(Protocol):
-    """Session that submits the jobs of calls."""
+class RunsHere(Exception):
+    """A call that Keras carries out in this process; the message is the reason."""
 
-    options: Options
-    fits: list[dict[str, Any]]
 
-    def connection(self) -> JobsClient:
-        """Return the connection to the server."""
-        ...
+@dataclass(frozen=True)
+class Call:
+    """One call, which the cluster can carry out.
 
-    def explained(self, error: Exception) -> Exception:
-        """Return the error, or a better reason for it."""
-        ...
+    Attributes:
+        method: ``evaluate`` or ``predict``.
+        model: The user's model.
+        arguments: Arguments by name, defaults filled in.
+        data: The data.
+        structure: Outputs of ``predict`` for one batch; None for ``evaluate``.
+    """
 
-    def has_free_workers(self) -> bool:
-        """Whether a job can start now."""
-        ...
-
-    def note_fit(self) -> None:
-        """Record that something is distributed."""
-        ...
-
-    def place(self, code: bool) -> ClusterSpec:
-        """Return the cluster of a job; ``code``: it carries code of the script."""
-        ...
-
-    def start(self, submission: Submission, manifest: Manifest) -> InteractiveJob:
-        """Submit a job."""
-        ...
+    method: str
+    model: Any
+    arguments: Mapping[str, Any]
+    data: Arrays
+    structure: Any
 
 
 def run_call(
-    session: CallSession, method: str, original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: Any
+    session: JobSession, method: str, original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: Any
 ) -> Any:
     """Carry out ``evaluate`` or ``predict`` on the cluster where that is possible and worthwhile, else by Keras here.
 
@@ -70,13 +82,13 @@ def run_call(
         kwargs: Arguments of the call by name.
     """
     try:
-        call, structure = _distributable(session, method, model, bind(original, model, args, kwargs))
+        call = _distributable(session, method, model, bind(original, model, args, kwargs))
     except RunsHere as why:
         logger.info("model.%s runs in this process: %s.", method, why)
         return original(model, *args, **kwargs)
-    listeners = _callback_list(call)
+    listeners = callbacks.callback_list(model, call.arguments, epochs=1, steps=call.data.batches, history=False)
     try:
-        return ClusterCall(session, call, structure, listeners).run()
+        return _evaluate(session, call, listeners) if method == "evaluate" else _predict(session, call, listeners)
     except Exception as error:
         options, reason = session.options, session.explained(error)
         if not (options.evaluate == "auto" or options.fallback == "local") or not may_train_here(reason):
@@ -84,41 +96,71 @@ def run_call(
                 raise reason from None
             raise
         logger.warning("model.%s runs in this process: the cluster cannot carry it out: %s", method, reason)
-        skip_once(listeners, _BEGINNING[method])  # the callbacks have seen it
+        skip_once(listeners, _FIRST_HOOKS[method])  # the callbacks have seen it
         return original(model, **{**call.arguments, "callbacks": listeners})
 
 
-def _distributable(session: CallSession, method: str, model: Any, arguments: dict[str, Any]) -> tuple[Call, Any]:
-    """Return the call and what its results look like; see :mod:`nfdt.model.program.evaluation_check`.
+def _distributable(session: JobSession, method: str, model: Any, arguments: dict[str, Any]) -> Call:
+    """Return the call, checked; see :mod:`nfdt.model.program.evaluation_check`.
 
     Raises:
-        RunsHere: Keras shall carry it out here.
+        RunsHere: the cluster cannot carry it out, or not faster, or Keras refuses it.
     """
-    from nfdt.model.program.evaluation_check import NotRepeatable, check_evaluate, check_predict
-    from nfdt.model.training.predict import MAX_OUTPUT_BYTES
-
     options = session.options
     if options.evaluate == "false":
         raise RunsHere("evaluate=False")
     if not options.algorithm.topology_facts.flat:
         raise RunsHere(f"algorithm={options.algorithm.name!r} trains on ranks")
-    check_call(method, model, arguments)
+    _check_model(method, model)
+    if arguments.pop("kwargs", None):
+        raise RunsHere("it has arguments that Keras does not know")
+    if any(
+        callbacks.has_own_hook(callback, _BATCH_HOOKS[method]) for callback in callbacks.each(arguments["callbacks"])
+    ):
+        raise RunsHere("a callback has hooks between batches")
+    given = arguments["x"], arguments.get("y"), arguments.get("sample_weight")
+    if given[0] is None or not training_data.is_arrays(given):
+        raise RunsHere("its data are not arrays")
     if options.evaluate == "auto":
         _check_worth(session, model, arguments)
-    call = read_call(method, model, arguments)
-    arguments.pop("kwargs", None)
+    try:
+        read = training_data.read(*given, batch_size=arguments["batch_size"], shuffle=False)
+    except UsageError as error:
+        raise RunsHere(f"Keras refuses its data: {error}") from error
+    assert isinstance(read, Arrays)
+    data = _limited(read, arguments["steps"], int(model.steps_per_execution or 1))
     try:
         if method == "predict":
-            return call, check_predict(model, call.data.first(), MAX_OUTPUT_BYTES)
-        check_evaluate(model, call.data.first())
-        return call, None
+            return Call(method, model, arguments, data, check_predict(model, data.first(), MAX_OUTPUT_BYTES))
+        check_evaluate(model, data.first())
+        return Call(method, model, arguments, data, None)
     except NotRepeatable as error:
         raise RunsHere(str(error)) from error
     except Exception as error:  # Keras will raise it as well
         raise RunsHere(f"its first batch fails with {type(error).__name__}: {error}") from error
 
 
-def _check_worth(session: CallSession, model: Any, arguments: Mapping[str, Any]) -> None:
+def _check_model(method: str, model: Any) -> None:
+
+    if not (model.compiled and model.built and model.optimizer):
+        raise RunsHere("the model is not compiled with an optimizer, or not built")
+    if keras_models.distribution_strategy(model) is not None:
+        raise RunsHere("the model was made under a strategy of tf.distribute")
+    if replaces(model, name := _FUNCTIONS[method]):
+        raise RunsHere(f"the model has its own {name}()")
+
+
+def _limited(data: Arrays, steps: int | None, steps_per_execution: int) -> Arrays:
+    """Return the rows that ``steps`` leave; Keras ends with whole executions."""
+    batches = keras_models.limited_batches(steps, steps_per_execution)
+    if batches is None:
+        return data
+    if batches > data.batches:
+        raise RunsHere("it has more steps than the data have batches")
+    return data.head(batches * data.batch_size)
+
+
+def _check_worth(session: JobSession, model: Any, arguments: Mapping[str, Any]) -> None:
     """Check that workers which are ready carry out the call clearly faster than this process.
 
     Raises:
@@ -130,6 +172,7 @@ def _check_worth(session: CallSession, model: Any, arguments: Mapping[str, Any])
     if record is None:
         raise RunsHere("the model was not trained on the cluster in this session")
     gain_s = estimate_gain(record, arguments, remote=session.options.server is not None)
+    # The call works in this process as well: distributing it must not slow it down.
     if gain_s < LEAST_S:
         raise RunsHere(f"the cluster would save {gain_s:.1f} s, and is used from {LEAST_S:.0f} s on")
     try:
@@ -140,104 +183,94 @@ def _check_worth(session: CallSession, model: Any, arguments: Mapping[str, Any])
         raise RunsHere("other jobs have the server's slots")
 
 
-def _callback_list(call: Call) -> Any:
-    """Return Keras' own CallbackList, as the method makes it."""
-    from keras import callbacks as keras_callbacks
+def estimate_gain(record: Mapping[str, Any], arguments: Mapping[str, Any], *, remote: bool) -> float:
+    """Return the seconds that the cluster saves; negative if it is slower.
 
-    callbacks, verbose = call.arguments["callbacks"], call.arguments["verbose"]
-    if isinstance(callbacks, keras_callbacks.CallbackList):
-        return callbacks
-    options = {"add_progbar": verbose != 0, "verbose": verbose, "epochs": 1, "steps": call.data.batches}
-    return keras_callbacks.CallbackList(callbacks, model=call.model, **options)
+    ::
 
+        saved = batches * BATCH_S + compute * (1 - 1 / devices) - START_S - bytes / LINK_BYTES_S
 
-class ClusterCall:
-    """One call on the cluster.
+    ``compute`` is the time of all forward passes on one device, by the speeds of the last fit, and ``devices`` is the
+    number of machines and GPUs of the workers. Workers on one machine share its cores, which Keras alone uses as well:
+    they only save what Keras does besides.
 
     Args:
-        session: The session.
-        call: The call.
-        structure: Outputs of ``predict`` for one batch; None for ``evaluate``.
-        listeners: Keras' CallbackList.
+        record: ``history.nfdt`` of the last fit of the model.
+        arguments: Arguments of the call by name; its data are arrays.
+        remote: Whether the server is another machine.
     """
+    arrays = training_data.leaves([arguments.get(name) for name in ("x", "y", "sample_weight")])
+    samples, size = len(arrays[0]), int(arguments["batch_size"] or 32)
+    if arguments["steps"]:
+        samples = min(samples, int(arguments["steps"]) * size)
+    measured = [worker for worker in record.values() if worker.get("step_s") and worker.get("batch_size")]
+    if not measured:
+        return -START_S
+    sample_s = min((one["step_s"] - one.get("step_exchange_s", 0.0)) / one["batch_size"] for one in measured)
+    devices = {(worker.get("host"), worker.get("device")) for worker in record.values()}
+    compute_s = FORWARD_SHARE * samples * max(0.0, sample_s)
+    sent = sum(int(getattr(array, "nbytes", 0)) for array in arrays) if remote else 0
+    return -(-samples // size) * BATCH_S + compute_s * (1 - 1 / len(devices)) - START_S - sent / LINK_BYTES_S
 
-    def __init__(self, session: CallSession, call: Call, structure: Any, listeners: Any) -> None:
-        self._session, self._call = session, call
-        self._structure, self._listeners = structure, listeners
 
-    def run(self) -> Any:
-        """Return the result of the call.
+def _evaluate(session: JobSession, call: Call, listeners: Any) -> Any:
+    model = call.model
+    model.stop_evaluating = False
+    listeners.on_test_begin()
+    job, artifact = _run_job(session, call)
+    ModelMetrics(model).load(download(job.connection, artifact))
+    logs = keras_data.evaluation_logs(model)
+    listeners.on_test_end(logs)
+    return logs if call.arguments["return_dict"] else keras_data.flattened_logs(model, logs)
 
-        Raises:
-            Exception: the job failed (see :func:`~nfdt_client.failures.failure_of`), or a callback raised.
-        """
-        return self._evaluate() if self._call.method == "evaluate" else self._predict()
 
-    def _evaluate(self) -> Any:
-        from nfdt.model.keras_internals import data as keras_data
-        from nfdt.model.training.metrics import ModelMetrics
+def _predict(session: JobSession, call: Call, listeners: Any) -> Any:
 
-        model = self._call.model
-        model.stop_evaluating = False
-        self._listeners.on_test_begin()
-        job, artifact = self._run_job()
-        ModelMetrics(model).load(download(job.connection, artifact))
-        logs = keras_data.evaluation_logs(model)
-        self._listeners.on_test_end(logs)
-        return logs if self._call.arguments["return_dict"] else keras_data.flattened_logs(model, logs)
+    call.model.stop_predicting = False
+    listeners.on_predict_begin()
+    job, artifact = _run_job(session, call)
+    names = download(job.connection, artifact).decode().split()
+    pieces = (load_outputs(download(job.connection, name)) for name in names)
+    leaves = join_outputs(pieces, range(0, call.data.samples, call.data.batch_size))
+    listeners.on_predict_end()
+    return tree.pack_sequence_as(call.structure, leaves)
 
-    def _predict(self) -> Any:
-        from keras import tree
 
-        from nfdt.model.training.predict import join_outputs, load_outputs
+def _run_job(session: JobSession, call: Call) -> tuple[InteractiveJob, str]:
+    """Run the job of a call to its end; return it with the name of the artifact of its result.
 
-        data, self._call.model.stop_predicting = self._call.data, False
-        self._listeners.on_predict_begin()
-        job, artifact = self._run_job()
-        names = download(job.connection, artifact).decode().split()
-        pieces = (load_outputs(download(job.connection, name)) for name in names)
-        leaves = join_outputs(pieces, range(0, data.samples, data.batch_size))
-        self._listeners.on_predict_end()
-        return tree.pack_sequence_as(self._structure, leaves)
+    Raises:
+        Exception: the job failed (see :func:`~nfdt_client.failures.failure_of`).
+    """
+    session.mark_used()
+    with keras_training.seeded(0):  # evaluate and predict draw no random numbers
+        packed = pack(call.model, call.data.first(), predicts=call.method == "predict")
+    place = session.place(packed.code)
+    check_shards(call.model, packed.manifest, place)
+    submission = specify_evaluation(call.model, call.data, call.method, packed, session.options, place)
+    job = session.start(submission, packed.manifest)
+    logger.info("model.%s runs on the cluster: %s, %d workers", call.method, job.job_id, place.workers)
+    try:
+        return job, _follow(job)
+    except BaseException as error:
+        job.cancel(stop_reason(error))
+        raise
 
-    def _run_job(self) -> tuple[InteractiveJob, str]:
-        """Run the job to its end; return the artifact of its result."""
-        job = self._submit()
-        try:
-            return job, self._follow(job)
-        except BaseException as error:
-            job.cancel(f"the script stopped: {type(error).__name__}: {error}"[:500])
-            raise
 
-    def _submit(self) -> InteractiveJob:
-        from nfdt.model.keras_internals import training as keras_training
-        from nfdt.model.program.pack import pack
-
-        call, session = self._call, self._session
-        session.note_fit()
-        with keras_training.seeded(0):  # evaluate and predict draw no random numbers
-            packed = pack(call.model, call.data.first(), predicts=call.method == "predict")
-        place = session.place(packed.code)
-        check_shards(call.model, packed.manifest, place)
-        submission = specify_evaluation(call.model, call.data, call.method, packed, session.options, place)
-        job = session.start(submission, packed.manifest)
-        logger.info("model.%s runs on the cluster: %s, %d workers", call.method, job.job_id, place.workers)
-        return job
-
-    def _follow(self, job: InteractiveJob) -> str:
-        result, state = "", ""
-        for event in job.events():
-            if event.kind == "result":
-                result = str(event.data["artifact"])
-            elif event.kind == "worker_lost":
-                logger.warning("%s is lost: %s", event.data.get("worker"), event.data.get("reason"))
-            elif event.kind == "state":
-                state = _state_of(job, event.data)
-                if state == "queued":  # for the first time, or by a restarted server
-                    job.proceed(0)
-        if state != "succeeded":
-            raise JobFailed(f"Job {job.job_id} has ended, but its server did not say how.")
-        return result or job.result_artifact()
+def _follow(job: InteractiveJob) -> str:
+    result, state = "", ""
+    for event in job.events():
+        if event.kind == "result":
+            result = str(event.data["artifact"])
+        elif event.kind == "worker_lost":
+            logger.warning("%s is lost: %s", event.data.get("worker"), event.data.get("reason"))
+        elif event.kind == "state":
+            state = _state_of(job, event.data)
+            if state == "queued":  # for the first time, or by a restarted server
+                job.proceed(0)
+    if state != "succeeded":
+        raise JobFailed(f"Job {job.job_id} has ended, but its server did not say how.")
+    return result or job.result_artifact()
 
 
 def _state_of(job: InteractiveJob, data: Mapping[str, Any]) -> str:

@@ -52,6 +52,11 @@ def _worker_failure(job_id: str, error: Mapping[str, Any], reason: str) -> Excep
     return original
 
 
+def stop_reason(error: BaseException) -> str:
+    """Return the reason for which a script that raised this error cancels its job."""
+    return f"the script stopped: {type(error).__name__}: {error}"[:500]
+
+
 def trained_before(error: BaseException) -> bool:
     """Whether the job that this error ended had begun its first epoch."""
     return TRAINED in getattr(error, "__notes__", ())

@@ -1,4 +1,4 @@
-"""Feed of batches that only the client can make; the job's credits limit the rate."""
+"""Feeds batches that only the client can make, as fast as the job's credits allow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNSENT_BYTES = 64 * 2**20  # of batches that are read ahead of the server
 
 
 class Feeder:
-    """Feeder that runs the user's iterator in a separate thread, limited by the server's credits.
+    """Runs the user's iterator in a thread of its own and sends one batch for each credit of the server.
 
     Args:
         job: The job to feed.
@@ -42,7 +42,7 @@ class Feeder:
     ) -> None:
         self.error: Exception | None = None
         self._job, self._epoch, self._rewind = job, epoch, rewind
-        self._orders: queue.SimpleQueue[tuple[int, bool] | None] = queue.SimpleQueue()
+        self._epochs: queue.SimpleQueue[tuple[int, bool] | None] = queue.SimpleQueue()  # and whether it is fed again
         self._unsent: queue.SimpleQueue[StreamedBatch | pb.FedBatch | None] = queue.SimpleQueue()
         self._unsent_bytes = 0
         self._changed = threading.Condition()
@@ -58,19 +58,19 @@ class Feeder:
         for thread in self._threads:
             thread.start()
 
-    def begin(self, epoch: int, *, again: bool = False) -> None:
+    def start_epoch(self, epoch: int, *, again: bool = False) -> None:
         """Feed this epoch, as soon as the server grants credits for it; ``again``: from its beginning once more."""
         with self._changed:
             self._current = epoch
             self._changed.notify_all()
-        self._orders.put((epoch, again))
+        self._epochs.put((epoch, again))
 
     def close(self) -> None:
         """Stop feeding; the user's iterator keeps its position."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._orders.put(None)
+        self._epochs.put(None)
         self._unsent.put(None)
         self._call.cancel()
         for thread in self._threads:
@@ -89,8 +89,8 @@ class Feeder:
                 self._fail(translate(error, self._job.connection.address))
 
     def _work(self) -> None:
-        while (order := self._orders.get()) is not None:
-            epoch, again = order
+        while (item := self._epochs.get()) is not None:
+            epoch, again = item
             try:
                 if again:
                     self._rewind()
@@ -104,8 +104,9 @@ class Feeder:
         batches = self._epoch()
         step = 0
         while self._spend_credit(epoch):
-            for _ in range(self._passed.pop(epoch, 0) if step == 0 else 0):
-                next(batches, None)
+            if step == 0:  # batches that the job had before it lost the stream are not trained twice
+                for _ in range(self._passed.pop(epoch, 0)):
+                    next(batches, None)
             batch = next(batches, None)
             if batch is None:
                 self._unsent.put(pb.FedBatch(epoch=epoch, step=step, end_of_epoch=True))

@@ -6,7 +6,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from itertools import chain
 from typing import Any
@@ -247,32 +247,24 @@ def attach(job_id: str, server: str | None = None, *, token: str | None = None, 
 
 def status_of(description: pb.JobDescription) -> JobStatus:
     """Convert the message to a JobStatus."""
-    return JobStatus(
-        job_id=description.job_id,
-        name=description.name,
-        state=description.state,
-        reason=description.reason,
-        algorithm=description.algorithm,
-        workers=description.workers,
-        epoch=description.epoch,
-        epochs=description.epochs,
-        submitted_at=description.submitted_at,
-        ended_at=description.ended_at,
-        logs=json.loads(description.last_logs_json or "{}"),
-        worker_statistics=json.loads(description.workers_json or "{}"),
-        user=description.user,
-        script=description.script,
-        started_at=description.started_at,
-        place=description.place,
-        resumable_from=description.resumable_from,
-        given_name=description.given_name,
-    )
+    parsed = {
+        "logs": json.loads(description.last_logs_json or "{}"),
+        "worker_statistics": json.loads(description.workers_json or "{}"),
+    }
+    # All other fields have the names that they have in the message.
+    same = {each.name: getattr(description, each.name) for each in fields(JobStatus) if each.name not in parsed}
+    return JobStatus(**same, **parsed)
 
 
 def epoch_logs(data: Mapping[str, Any]) -> dict[str, HistoryValue]:
     """Return the logs of an ``epoch_end`` event as in Keras: validation with prefix ``val_``, lists as arrays."""
-    validation = {f"val_{name}": value for name, value in (data.get("val_logs") or {}).items()}
-    return {name: _as_array(value) for name, value in {**(data.get("logs") or {}), **validation}.items()}
+    validation = {f"val_{name}": value for name, value in as_logs(data.get("val_logs")).items()}
+    return as_logs(data.get("logs")) | validation
+
+
+def as_logs(logs: Mapping[str, Any] | None) -> dict[str, HistoryValue]:
+    """Return logs of an event as in Keras, with lists as arrays."""
+    return {name: _as_array(value) for name, value in (logs or {}).items()}
 
 
 def _as_array(value: Any) -> HistoryValue:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,8 @@ from nfdt.core.errors import NfdtError
 from nfdt.core.events import MAX_LOGS_BYTES, Event
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import jobs_pb2 as pb
-from nfdt.model.program.state import State, load_state
+from nfdt.model.program.state import State, dump_state, load_state
 from nfdt_client.connection import JobsClient
-from nfdt_client.model_state import encode
 from nfdt_client.upload import Blob, download, upload
 
 logger = logging.getLogger(__name__)
@@ -24,17 +25,36 @@ logger = logging.getLogger(__name__)
 CANCEL_TIMEOUT_S = 5.0
 
 
+@dataclass(frozen=True)
+class Submission:
+    """A job's specification, all artifacts it names, and the name by which a later script finds it ("": none)."""
+
+    spec: JobSpec
+    blobs: dict[str, Blob]
+    name: str = ""
+
+
+def job_names(name: str | None) -> Iterator[str]:
+    """Yield the names of the jobs of successive fits: NAME, NAME-2, NAME-3 and so on; "" without a first name."""
+    if name is None:
+        yield from itertools.repeat("")
+    else:
+        yield name
+        yield from (f"{name}-{number}" for number in itertools.count(2))
+
+
 class StateLost(NfdtError):
-    """The server was restarted before it had stored a state; the steps that led to it are trained again."""
+    """The server was restarted before it had stored a state; the steps that led to it are repeated."""
 
 
+@dataclass(frozen=True)
 class InteractiveJob:
     """The client's side of a job whose callbacks run here.
 
-    Requests are repeated while the server does not answer. A restarted server has forgotten the requests of before,
-    except those that its job's stored state contains.
+    Requests are repeated while the server does not answer; each may arrive twice, and then has no effect the second
+    time. A restarted server knows no earlier requests, except what the stored state of its job contains.
 
-    Args:
+    Attributes:
         connection: Connection to the job's server.
         job_id: The job.
         session: Session of this client, the only one whose callbacks the job waits for.
@@ -42,11 +62,11 @@ class InteractiveJob:
         replayed: Cursor of the last event that is older than this client; 0: there is none.
     """
 
-    def __init__(
-        self, connection: JobsClient, job_id: str, session: str = "", *, name: str = "", replayed: int = 0
-    ) -> None:
-        self.connection, self.job_id, self.replayed = connection, job_id, replayed
-        self._session, self._name = session, name
+    connection: JobsClient
+    job_id: str
+    session: str = ""
+    name: str = ""
+    replayed: int = 0
 
     def events(self) -> Iterator[Event]:
         """Yield all events of the job until its end.
@@ -54,7 +74,7 @@ class InteractiveJob:
         Raises:
             JobTaken: another client is attached to the job.
         """
-        return self.connection.watch(self.job_id, session=self._session)
+        return self.connection.watch(self.job_id, session=self.session)
 
     def proceed(self, epoch: int, until: int | None = None) -> None:
         """Start or resume this epoch; it pauses after ``until`` of its steps (None: at no step) and at its end."""
@@ -70,7 +90,7 @@ class InteractiveJob:
 
     def set_state(self, state: State) -> None:
         """Continue from other weights, optimizer and untrained variables; only while training is paused."""
-        blob = Blob(encode(state))
+        blob = Blob(dump_state(state.weights, state.optimizer, state.untrained))
         upload(self.connection, {blob.sha256: blob})
         self._control(set_weights=pb.SetWeights(artifact=blob.sha256))
 
@@ -95,28 +115,30 @@ class InteractiveJob:
 
     def result_artifact(self) -> str:
         """Return the name of the result artifact of a job that has succeeded."""
-        return str(self.connection.persist(lambda: self.connection.show(self.job_id)).result_artifact)
+        return str(self._show().result_artifact)
 
     def worker_statistics(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the workers' totals so far, as in ``history.nfdt``."""
-        found = json.loads(self.connection.persist(lambda: self.connection.show(self.job_id)).workers_json or "{}")
-        return dict(found)
+        return dict(json.loads(self._show().workers_json or "{}"))
 
     def validated(self, epoch: int, logs: Mapping[str, Any]) -> None:
         """Store the numbers of a validation in this process, for a script that attaches to the job later.
 
         Numbers that are too long to store are left out; such a script then validates again.
         """
-        text = json.dumps(logs, default=lambda value: np.asarray(value).tolist()) if self._name else ""
+        text = json.dumps(logs, default=lambda value: np.asarray(value).tolist()) if self.name else ""
         if 0 < len(text) <= MAX_LOGS_BYTES:
             self._control(validated=pb.Validated(epoch=epoch, logs_json=text))
+
+    def _show(self) -> pb.JobDescription:
+        return self.connection.persist(lambda: self.connection.show(self.job_id))
 
     def _control(self, **action: Any) -> None:
         self.connection.persist(lambda: self.connection.control(self.job_id, **action))
 
     def leave(self, last_epoch: int) -> bool:
         """Let a job with a name train its remaining epochs without callbacks; return whether it does."""
-        if not self._name:
+        if not self.name:
             return False
         try:
             proceed = pb.Proceed(epoch=last_epoch)
@@ -124,7 +146,7 @@ class InteractiveJob:
         except NfdtError as error:
             logger.info("Job %s could not be left: %s", self.job_id, error)
             return False
-        logger.warning("Job %s goes on without this script; run it again with --job %s.", self.job_id, self._name)
+        logger.warning("Job %s goes on without this script; run it again with --job %s.", self.job_id, self.name)
         return True
 
     def cancel(self, reason: str) -> None:
@@ -136,7 +158,7 @@ class InteractiveJob:
 
 
 def start_line(job_id: str, spec: JobSpec, server: pb.ServerDescription, link: str) -> str:
-    """Return job, algorithm, workers, folder of the logs and link to the page, as far as the server has them."""
+    """Return the line that announces a job: algorithm, workers, folder of the logs and link to the page."""
     workers = spec.cluster.workers
     parts = [f"job {job_id}", f"{spec.algorithm.name} on {workers} worker{'s' if workers != 1 else ''}"]
     if server.state_dir:

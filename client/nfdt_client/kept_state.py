@@ -1,4 +1,4 @@
-"""State that outlives its server or script: logs and state of a failed job, a backup of a fit that a signal ends."""
+"""Keeps what would end with a server or a script: logs and state of a failed job, a backup of a fit."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from keras.callbacks import BackupAndRestore
+
 from nfdt.core.errors import NfdtError
 from nfdt.core.host.private_files import private
 from nfdt.core.work.artifacts import default_cache
+from nfdt.model.keras_internals import training as keras_training
 from nfdt_client.handle import JobHandle
 from nfdt_client.job import InteractiveJob
 from nfdt_client.model_state import ModelState
@@ -88,10 +91,6 @@ def back_up(state: ModelState, job: InteractiveJob, callbacks: Any, epoch: int) 
         callbacks: Keras' CallbackList of the fit.
         epoch: The epoch that is being trained.
     """
-    from keras.callbacks import BackupAndRestore
-
-    from nfdt.model.keras_internals import training as keras_training
-
     savers = [callback for callback in callbacks.callbacks if isinstance(callback, BackupAndRestore)]
     if not savers:
         logger.warning("Terminated in epoch %d: nothing is saved, as fit has no BackupAndRestore callback.", epoch + 1)

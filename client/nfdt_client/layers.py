@@ -1,4 +1,4 @@
-"""Layers that an option's value can come from (environment, file, argument), and error texts with that origin."""
+"""Reads the layers of options (environment, file, argument); errors name the layer of a value."""
 
 from __future__ import annotations
 
@@ -17,13 +17,8 @@ logger = logging.getLogger(__name__)
 
 ARGUMENT = "argument"
 PREFIX = "NFDT_"
-OTHERS = (
-    "RENDEZVOUS_DIR",
-    "START_LOG",
-    "TLS_CERT",
-    "TLS_KEY",
-    "VENV",
-)  # used by NFDT's commands and scripts; no options of a session
+# Used by NFDT's commands and scripts; no options of a session.
+OTHERS = ("RENDEZVOUS_DIR", "START_LOG", "TLS_CERT", "TLS_KEY", "VENV")
 
 
 @dataclass(frozen=True)
@@ -91,7 +86,7 @@ def find_table(start: Path) -> tuple[Path | None, Mapping[str, Any]]:
             table = _table_of(path) if path.is_file() else None
             if table is None:
                 continue
-            if "token" in table:
+            if "token" in table:  # others may read the file
                 raise UsageError(f"{path}: a token does not belong into this file. Expected: token_file.")
             return path, table
     return None, {}
@@ -114,7 +109,7 @@ def refuse_idle(given: Mapping[str, Setting], idle: Sequence[Mapping[str, str]])
 
 
 @contextmanager
-def telling_origins(given: Mapping[str, Setting]) -> Iterator[None]:
+def naming_origins(given: Mapping[str, Setting]) -> Iterator[None]:
     """Append to a UsageError in the block the origin of each option that it names."""
     try:
         yield

@@ -103,10 +103,8 @@ class LocalCluster:
     def page(self) -> str:
         """Link to its page, which opens it once; "" without one."""
         client = JobsClient(self.address, self._server.token, ca_file=self._server.ca_file)
-        try:
+        with contextlib.closing(client):
             return client.open_page()
-        finally:
-            client.close()
 
     @hide_frames
     def close(self) -> None:

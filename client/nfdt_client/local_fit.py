@@ -1,4 +1,4 @@
-"""Fits in this process instead of on the cluster: never without a line in the log and in ``history.nfdt``."""
+"""Fits that train in this process instead of on the cluster, each with a warning and a mark in ``history.nfdt``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from nfdt.core.errors import (
     NotInstalled,
     PolicyRefused,
     ServerUnreachable,
-    UsageError,
     VersionMismatch,
 )
 from nfdt_client.failures import trained_before
@@ -26,7 +25,6 @@ from nfdt_client.fit_record import FitRecord
 
 logger = logging.getLogger(__name__)
 
-FALLBACKS = ("error", "local")
 HINT = "With fallback='local' such a fit trains in this process instead."
 IN_A_FIT = "it is called while another fit trains on the cluster, as in a callback"
 ELSEWHERE = (
@@ -36,17 +34,6 @@ _FINAL = (AuthenticationFailed, JobCancelled, JobTaken)
 _HINTED = (CaptureError, NotInstalled, PolicyRefused, ServerUnreachable, VersionMismatch)
 _BEGINNING = ("on_train_begin", "on_epoch_begin", "on_train_batch_begin")
 _PEEKED = 8  # more batches than are read of a generator before training begins
-
-
-def check_fallback(value: Any) -> str:
-    """Return ``value`` if it is one of :data:`FALLBACKS`.
-
-    Raises:
-        UsageError: it is not.
-    """
-    if value not in FALLBACKS:
-        raise UsageError(f"fallback: expected one of {', '.join(FALLBACKS)}. Received: {value!r}.")
-    return str(value)
 
 
 @dataclass(frozen=True)
@@ -59,26 +46,24 @@ class LocalFits:
 
     reason: str
 
-    def fit(self, original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call Keras' own fit."""
+    def call(
+        self, method: str, original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call Keras' own method."""
+        if method != "fit":
+            return original(model, *args, **kwargs)
         logger.warning("This model.fit trains in this process, not on the cluster: %s", self.reason)
         history = original(model, *args, **kwargs)
         history.nfdt = FitRecord({}, where="local", reason=self.reason)
         return history
 
-    def evaluate(self, original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call Keras' own method."""
-        return original(model, *args, **kwargs)
-
-    predict = evaluate
-
 
 class Fallback:
-    """Keras' own fit with the arguments of a call that the cluster may refuse.
+    """Keras' own fit in this process, for a call that the cluster may refuse.
 
     Args:
         arguments: Arguments of ``fit`` by name.
-        mode: One of :data:`FALLBACKS`.
+        mode: The option ``fallback``.
 
     Attributes:
         arguments: The arguments for the cluster.
@@ -94,7 +79,7 @@ class Fallback:
             self._batches = _Recorded(arguments["x"])
             self.arguments = {**arguments, "x": self._batches.read()}
 
-    def begin(self, listeners: Any, steps: int | None) -> None:
+    def mark_begun(self, listeners: Any, steps: int | None) -> None:
         """Record that the callbacks have seen the beginning of the training, up to the first batch.
 
         Args:
@@ -118,10 +103,11 @@ class Fallback:
         if self._listeners is not None:
             arguments["callbacks"] = self._listeners
             self._listeners.set_params({**(self._listeners.params or {}), "steps": self._steps})
+            # Keras' fit begins anew, but the callbacks have seen these hooks before the cluster refused.
             for hook in _BEGINNING:
                 skip_once(self._listeners, hook)
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        return LocalFits(reason).fit(original, model, (), arguments)
+        return LocalFits(reason).call("fit", original, model, (), arguments)
 
 
 def may_train_here(error: Exception) -> bool:
@@ -140,7 +126,7 @@ def skip_once(listeners: Any, hook: str) -> None:
 
 
 class _Recorded:
-    """Generator of batches that can be read again from its first batch, unless it has been read far.
+    """A generator of batches that can be read again from its first batch, unless it has been read far.
 
     Args:
         batches: The generator.
@@ -150,7 +136,8 @@ class _Recorded:
     """
 
     def __init__(self, batches: Iterator[Any]) -> None:
-        self._batches, self._first, self.complete = batches, [], True  # type: ignore[var-annotated]
+        self._batches, self.complete = batches, True
+        self._first: list[Any] = []
 
     def read(self) -> Iterator[Any]:
         """Yield the batches."""

@@ -1,4 +1,4 @@
-"""Replay of a job's events to Keras' callbacks in this process; changes made by callbacks are sent back."""
+"""Replays a job's events to Keras' callbacks in this process, and sends back what callbacks change."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from typing import Any
 from nfdt.core.errors import JobFailed, JobTaken, NotStored, PolicyRefused, Terminated, UsageError
 from nfdt.core.events import Event
 from nfdt.core.wire.parsing import Seldom
-from nfdt.model.program.state import State
+from nfdt.model.keras_internals import data as keras_data
+from nfdt.model.keras_internals import training as keras_training
 from nfdt_client.batch_hooks import BatchHooks, Pauses, as_returned
 from nfdt_client.board import Board
-from nfdt_client.failures import TRAINED, failure_of
+from nfdt_client.failures import TRAINED, failure_of, stop_reason
 from nfdt_client.feed import Feeder
 from nfdt_client.fit_record import FitRecord
-from nfdt_client.handle import describe_stall, epoch_logs
+from nfdt_client.handle import as_logs, describe_stall, epoch_logs
 from nfdt_client.job import InteractiveJob, StateLost
+from nfdt_client.job_control import JobControl
 from nfdt_client.kept_state import back_up
 from nfdt_client.model_state import ModelState
-from nfdt_client.replay import REPLAYED, validations, without_saving
-from nfdt_client.requests import Requests
+from nfdt_client.replay import REPLAYED, without_saving
 
 logger = logging.getLogger(__name__)
 
 Logs = dict[str, Any]
 Validation = Callable[[int], Logs | None]
 """Validation in this process after an epoch; returns logs, without prefix, or None in an epoch without validation."""
-REFRESH_FACTOR = 9.0
+REFRESH_FACTOR = 9.0  # pause between two refreshes, in durations of one
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Mirror:
 
     def __init__(self, fit: Fit, job: InteractiveJob, feed: Callable[[], Feeder] | None = None) -> None:
         self._fit, self._job = fit, job
-        self._requests = Requests(job, feed, fit.initial_epoch, muted=job.replayed > 0)
+        self._control = JobControl(job, fit.state, feed, fit.initial_epoch, watches_weights=fit.watches_weights)
         self._validated: Mapping[int, Mapping[str, Any]] = {}  # validations of replayed epochs in an earlier script
         self._closed = fit.initial_epoch - 1  # last epoch whose end the callbacks have seen
         self._queued = False
@@ -104,8 +105,6 @@ class Mirror:
         self._hooks = BatchHooks(fit.callbacks, fit.model, fit.steps_per_execution, fit.log_groups)
         self._epoch, self._steps = fit.initial_epoch, 0  # of the epoch, 0 if not known beforehand
         self._until: int | None = None  # steps after which training pauses
-        self._known: State | None = None  # the cluster's state, if callbacks may change it
-        self._rate, self._local_rates = fit.state.learning_rate, fit.state.local_learning_rates
         self._last: Mapping[str, Any] | None = None  # the final epoch_end, kept until the result has arrived
         self._loaded = False
         self._refresh_at = 0.0
@@ -134,25 +133,25 @@ class Mirror:
                 self._end_early(error)
             if self._began:
                 error.add_note(TRAINED)
-            if self._requests.feed_error is not None and isinstance(error, Exception):
-                raise self._requests.feed_error from error
+            if self._control.feed_error is not None and isinstance(error, Exception):
+                raise self._control.feed_error from error
             raise
         finally:
-            self._requests.close()
+            self._control.close()
 
     def _end_early(self, error: BaseException) -> None:
         """Cancel the job; after a signal, leave it if a later script can find it and it needs no batches from here."""
         if isinstance(error, Terminated):
             back_up(self._fit.state, self._job, self._callbacks, self._epoch)
-            if not self._requests.feeds and self._job.leave(self._fit.epochs - 1):
+            if not self._control.feeds and self._job.leave(self._fit.epochs - 1):
                 error.code = 0
                 return
-        self._job.cancel(f"the script stopped: {type(error).__name__}: {error}"[:500])
+        self._job.cancel(stop_reason(error))
 
     def _run(self) -> FitRecord:
-        if self._fit.watches_weights:
-            self._known = self._fit.state.read()
-        self._proceed(self._fit.initial_epoch)
+        self._control.remember_state()
+        self._hooks.begin_epoch()
+        self._go_on()
         replayed: list[Event] = []
         for event in self._job.events():
             if event.cursor <= self._job.replayed:
@@ -169,22 +168,21 @@ class Mirror:
 
         They see the newest weights, not those of each epoch.
         """
-        if not self._requests.muted:
+        if not self._control.muted:
             return
         if self._fit.watches_weights:
-            self._load(self._job.snapshot())
-        self._validated = validations(events)
+            self._control.load(self._job.snapshot())
+        self._validated = {e.data["epoch"]: e.data["val_logs"] for e in events if e.kind == "validated"}
+        # The server keeps no weights of earlier epochs, and the files of the earlier script have those.
         with without_saving(self._callbacks, self._model):
             for event in events:
                 if event.kind in REPLAYED:
                     self._handle(event)
-        if self._fit.watches_weights:
-            self._known = self._fit.state.read()
-        self._rate = self._fit.state.learning_rate
+        self._control.remember_state()
         if not self._ended:
             with contextlib.suppress(UsageError):  # the epoch has begun already, with the changes of the earlier script
-                self._send_outside()
-            self._requests.unmute(self._rate)
+                self._control.send_outside()
+            self._control.unmute()
 
     def _handle(self, event: Event) -> None:
         handlers: dict[str, Callable[[Mapping[str, Any]], None]] = {
@@ -192,7 +190,7 @@ class Mirror:
             "epoch_begin": self._on_epoch_begin,
             "progress": self._on_progress,
             "epoch_end": self._on_epoch_end,
-            "result": lambda data: self._result.update(data),
+            "result": self._result.update,
             "worker_lost": lambda d: logger.warning("%s is lost: %s", d.get("worker"), d.get("reason")),
             "shard_lost": lambda d: logger.warning("%s is lost: %s", d.get("shard"), d.get("reason")),
             "shards_restored": self._on_shards_restored,
@@ -209,45 +207,13 @@ class Mirror:
     def _begin(self, epoch: int) -> None:
         self._epoch = epoch
         begin_epoch(self._model, self._callbacks, epoch)
-        self._send_changes()
-        self._proceed(epoch)
-
-    def _proceed(self, epoch: int) -> None:
+        self._control.send_changes()
         self._hooks.begin_epoch()
         self._go_on()
 
     def _go_on(self) -> None:
         self._until = self._fit.pauses(self._hooks.done) if self._fit.pauses is not None else None
-        self._requests.permit(self._epoch, self._until)
-
-    def _send_changes(self) -> None:
-        """Send the cluster the changes that callbacks made to the model since the last synchronized state."""
-        if not self._requests.muted:
-            if self._known is None:
-                self._send_outside()
-            else:
-                state, rates = self._fit.state, self._fit.state.local_learning_rates
-                outside, now = state.outside.changed(), state.read()
-                if outside or state.differs(self._known, now) or rates != self._local_rates:
-                    self._job.set_state(now)
-                    state.outside.sent()
-                self._known, self._local_rates = now, rates
-        self._send_learning_rate()
-
-    def _send_outside(self) -> None:
-        """Send changes outside the model, with the state of the cluster, which the model here need not have."""
-        state = self._fit.state
-        if state.outside.changed():
-            self._load(self._job.snapshot())
-        if state.outside.changed():
-            self._job.set_state(state.read())
-            state.outside.sent()
-
-    def _send_learning_rate(self) -> None:
-        rate = self._fit.state.learning_rate
-        if rate is not None and rate != self._rate:
-            self._requests.set_learning_rate(rate)
-        self._rate = rate
+        self._control.permit(self._epoch, self._until)
 
     def _on_state(self, data: Mapping[str, Any]) -> None:
         state = data.get("state")
@@ -255,11 +221,11 @@ class Mirror:
         if state in ("failed", "cancelled"):
             raise failure_of(self._job.job_id, data)
         if state == "queued":
-            if self._queued:
-                self._requests.run_again(int(data.get("epoch", self._epoch)), self._fit.state.learning_rate)
+            if self._queued:  # for the second time: by a restarted server, which has none of the requests
+                self._control.run_again(int(data.get("epoch", self._epoch)))
             self._queued = True
         elif state == "starting":
-            self._requests.started()
+            self._control.started()
         logger.info("Job %s is %s", self._job.job_id, state)
 
     def _on_log(self, data: Mapping[str, Any]) -> None:
@@ -271,48 +237,46 @@ class Mirror:
         self._began = True
         params = self._callbacks.params or {}
         steps = data.get("steps")
-        self._steps = int(steps or 0) if not self._requests.feeds else 0  # a stream may end before its declared length
+        self._steps = int(steps or 0) if not self._control.feeds else 0  # a stream may end before its declared length
         if steps and not self._fit.steps_per_epoch and steps != params.get("steps"):
             self._callbacks.set_params({**params, "steps": steps})
-            from nfdt.model.keras_internals import training as keras_training
-
             bar = keras_training.progress_bar(self._callbacks)
             if bar is not None:
                 bar.target = steps
 
     def _on_progress(self, data: Mapping[str, Any]) -> None:
-        if data.get("epoch", self._epoch) != self._epoch or self._requests.stopping:
+        if data.get("epoch", self._epoch) != self._epoch or self._control.stopping:
             return
         steps, logs, more = int(data["steps"]), data.get("logs") or {}, data.get("pause")
-        if more is not None and not self._requests.muted:
+        if more is not None and not self._control.muted:
             self._on_pause(steps, logs, more)
             return
         self._refresh()
+        # The hook of the step after which training pauses waits for the event of the pause, which has the state.
         self._advance(steps if self._until is None else min(steps, self._until - 1), logs)
-        if self._hooks.done < self._steps:
+        if self._hooks.done < self._steps:  # the next batch is sure to come: a rate set in its hook counts in time
             self._hooks.begin()
-        self._send_learning_rate()
+        self._control.send_learning_rate()
 
     def _on_pause(self, steps: int, logs: Logs, more: bool) -> None:
         """Call the hooks while training is paused: callbacks read the state of this step, and changes apply at once."""
-        self._load(self._job.snapshot(self._epoch, steps))
-        if self._fit.watches_weights:
-            self._known = self._fit.state.read()
-        self._hooks.advance(steps, epoch_logs({"logs": self._fit.state.metric_logs(logs)}), flush=True)
+        self._control.load(self._job.snapshot(self._epoch, steps))
+        self._control.remember_state()
+        self._hooks.advance(steps, as_logs(self._fit.state.metric_logs(logs)), flush=True)
         if more:
             self._hooks.begin()
-        self._send_changes()
+        self._control.send_changes()
         if self._hooks.stopped:
-            self._requests.stop()
+            self._control.stop()
         else:
             self._go_on()
 
     def _refresh(self) -> None:
         """Fetch the current weights for callbacks between batches, using at most a tenth of the time."""
         began = time.monotonic()
-        if self._fit.watches_batches and not self._requests.muted and began >= self._refresh_at:
+        if self._fit.watches_batches and not self._control.muted and began >= self._refresh_at:
             try:
-                self._load(self._job.snapshot())
+                self._control.load(self._job.snapshot())
             except (NotStored, PolicyRefused) as error:  # the disk or the quota is full
                 self._warnings.warn("The callbacks between batches see older weights: %s", error)
             now = time.monotonic()
@@ -321,41 +285,39 @@ class Mirror:
     def _advance(self, steps: int, logs: Logs, flush: bool = False) -> None:
         self._hooks.advance(steps, logs, flush=flush)
         if self._hooks.stopped:
-            self._requests.stop()
+            self._control.stop()
 
     def _on_epoch_end(self, data: Mapping[str, Any]) -> None:
         epoch = data.get("epoch", self._epoch)
         if epoch != self._epoch or epoch <= self._closed:
             self._on_epoch_repeated(epoch)
             return
-        logs = epoch_logs({"logs": data.get("logs")})
+        logs = as_logs(data.get("logs"))
         self._advance(int(data.get("steps") or self._hooks.done), logs, flush=True)
         self._warn_of_missing_data()
         self._warn_of_late_changes()
-        if self._requests.stopping or self._epoch + 1 >= self._fit.epochs:
-            self._last = data
+        if self._control.stopping or self._epoch + 1 >= self._fit.epochs:
+            self._last = data  # callbacks of the last epoch see the job's result, which comes after this event
             return
-        if self._fit.watches_weights and not self._requests.muted:
-            self._load(self._job.snapshot(self._epoch + 1))
-            self._known = self._fit.state.read()
+        if self._fit.watches_weights and not self._control.muted:
+            self._control.load(self._job.snapshot(self._epoch + 1))
+            self._control.remember_state()
         self._close_epoch(data)
         if self._model.stop_training:
             self._loaded = self._fit.watches_weights
-            self._requests.stop()
+            self._control.stop()
         else:
             self._begin(self._epoch + 1)
 
     def _warn_of_missing_data(self) -> None:
-        """Emit Keras' warning if the epoch had fewer calls of the hooks than ``steps_per_epoch`` asks for."""
-        from nfdt.model.keras_internals import data as keras_data
-
+        """Emit Keras' own warning if the data ended before ``steps_per_epoch``."""
         size, wanted = self._fit.steps_per_execution, self._fit.steps_per_epoch or 0
-        if -(-self._hooks.done // size) < wanted // size and not self._requests.stopping:
+        if -(-self._hooks.done // size) < wanted // size and not self._control.stopping:
             keras_data.warn_of_missing_data()
 
     def _warn_of_late_changes(self) -> None:
         """Log once which values a hook between batches has changed, which workers see from the next epoch on."""
-        if self._fit.pauses is None and not self._requests.muted and not self._late:
+        if self._fit.pauses is None and not self._control.muted and not self._late:
             self._late = self._fit.state.outside.changed()
             if self._late:
                 logger.warning(
@@ -366,34 +328,29 @@ class Mirror:
 
     def _on_epoch_repeated(self, epoch: int) -> None:
         """Go on after an epoch whose end was seen before, and which a restarted server has trained again."""
-        self._requests.trained_again(epoch)
+        self._control.trained_again(epoch)
         if epoch == self._epoch and self._model.stop_training:
-            self._requests.stop()
-
-    def _load(self, state: State) -> None:
-        """Load a state of the cluster, except the learning rate, which the client decides."""
-        self._fit.state.write(state, keep_learning_rate=True)
+            self._control.stop()
 
     def _close_epoch(self, data: Mapping[str, Any]) -> None:
-        logs = epoch_logs({"logs": data.get("logs")})
-        validation = self._validate() if self._fit.validate is not None else epoch_logs({"logs": data.get("val_logs")})
-        if validation and self._fit.validate is None:
+        if self._fit.validate is not None:
+            validation = self._validate(self._fit.validate)
+        elif validation := as_logs(data.get("val_logs")):
             self._replay_test_hooks(validation)
-        logs.update(epoch_logs({"val_logs": validation}))
+        logs = epoch_logs({"logs": data.get("logs"), "val_logs": validation})
         self._logs, self._closed = as_returned(logs, self._fit.log_groups), self._epoch
         self._callbacks.on_epoch_end(self._epoch, self._logs)
-        if self._fit.board is not None and not self._requests.muted:
+        if self._fit.board is not None and not self._control.muted:
             workers = self._result.get("workers") or self._job.worker_statistics()
             rate = self._fit.state.learning_rate
             self._fit.board.write_epoch(self._epoch, logs, rate, workers, data.get("seconds", 0.0))
 
-    def _validate(self) -> Logs | None:
+    def _validate(self, validate: Validation) -> Logs | None:
         """Evaluate the model here; in a replayed epoch return what an earlier script has sent, if it has."""
-        assert self._fit.validate is not None
-        if self._requests.muted and self._epoch in self._validated:
-            return epoch_logs({"logs": self._validated[self._epoch]})
-        logs = self._fit.validate(self._epoch)
-        if logs is not None and not self._requests.muted:
+        if self._control.muted and self._epoch in self._validated:
+            return as_logs(self._validated[self._epoch])
+        logs = validate(self._epoch)
+        if logs is not None and not self._control.muted:
             self._job.validated(self._epoch, logs)
         return logs
 
@@ -414,7 +371,7 @@ class Mirror:
         if not self._ended:
             raise JobFailed(f"Job {self._job.job_id} has ended, but its server did not say how.")
         if not self._loaded:
-            self._load(self._job.fetch(self._result.get("artifact") or self._job.result_artifact()))
+            self._control.load(self._job.fetch(self._result.get("artifact") or self._job.result_artifact()))
         if self._last is not None:
             self._close_epoch(self._last)
         finalize(self._model)

@@ -9,8 +9,11 @@ import numpy as np
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import ShapeMismatch, UsageError
+from nfdt.model.keras_internals.training import raw_learning_rate
+from nfdt.model.program.local_optimizers import create_variables, learning_rates, state_variables
 from nfdt.model.program.manifest import Manifest
-from nfdt.model.program.state import State, dump_state
+from nfdt.model.program.state import State
+from nfdt.model.training.metrics import ModelMetrics
 from nfdt_client.outside import Outside
 
 
@@ -30,9 +33,6 @@ class ModelState:
     """
 
     def __init__(self, model: Any, manifest: Manifest | None = None, outside: Outside | None = None) -> None:
-        from nfdt.model.program.local_optimizers import create_variables, learning_rates, state_variables
-        from nfdt.model.training.metrics import ModelMetrics
-
         local = manifest.local_optimizers if manifest is not None else None
         create_variables(model, local)
         self._model, self._local = model, local is not None
@@ -75,6 +75,7 @@ class ModelState:
             state: The new state.
             keep_learning_rate: Leave the optimizers' learning rates unchanged.
         """
+        # Local learning rates are a part of the untrained state, which is assigned whole: keep them aside.
         rates = self.local_learning_rates
         arrays = self._layout.unflatten(np.asarray(state.weights))
         for variable, array in zip(self._trainable, arrays, strict=True):
@@ -82,7 +83,7 @@ class ModelState:
         skip = self._learning_rate_index() if keep_learning_rate else set()
         _assign(self._optimizer_variables(), {i: a for i, a in state.optimizer.items() if i not in skip})
         _assign(self._untrained, state.untrained)
-        self.outside.take([a for i, a in sorted(state.untrained.items()) if i >= len(self._untrained)])
+        self.outside.assign_new([a for i, a in sorted(state.untrained.items()) if i >= len(self._untrained)])
         if keep_learning_rate:
             _assign(self._local_rates, dict(enumerate(rates)))
         self._show_metrics(state.metrics)
@@ -132,8 +133,6 @@ class ModelState:
         return {i for i, v in enumerate(self._optimizer_variables()) if v is rate}
 
     def _learning_rate_variable(self) -> Any:
-        from nfdt.model.keras_internals.training import raw_learning_rate
-
         variable = raw_learning_rate(self._optimizer())
         return variable if hasattr(variable, "assign") else None
 
@@ -148,8 +147,3 @@ def _same(first: Mapping[int, Any], second: Mapping[int, Any], skip: set[int]) -
     return first.keys() == second.keys() and all(
         np.array_equal(first[i], second[i], equal_nan=first[i].dtype.kind == "f") for i in first if i not in skip
     )
-
-
-def encode(state: State) -> bytes:
-    """Serialize the state as the artifact that ``SetWeights`` names."""
-    return dump_state(state.weights, state.optimizer, state.untrained)

@@ -1,15 +1,19 @@
-"""Resolution of options: argument > environment > file > default. The only reader of the environment."""
+"""Resolves the options of a session: argument > environment > file > default."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from nfdt.core.errors import UsageError
+from nfdt.core.host.keras_backend import TRAINING, require_backend, require_tensorflow
 from nfdt.core.host.launcher_rank import LauncherRank, find_world
 from nfdt.core.jobs.names import check_name
 from nfdt.core.specs.algorithm import AlgorithmSpec
@@ -18,7 +22,6 @@ from nfdt.core.specs.job import (
     OVERRIDES,
     ClusterSpec,
     Emulation,
-    JobSpec,
     SpeedForecast,
     check_groups,
     find_idle,
@@ -26,41 +29,39 @@ from nfdt.core.specs.job import (
     resolve_cluster,
 )
 from nfdt.core.specs.presets import DEFAULT_PRESET
-from nfdt_client import batch_hooks, evaluation_mode, local_fit, placement, ring
-from nfdt_client.connection_options import CONNECTION, TLS, check_server, find_token
+from nfdt_client import ring
+from nfdt_client.connection_options import CONNECTION, ConnectionOptions, connection_fields
 from nfdt_client.layers import (
     ARGUMENT,
     Setting,
     flatten,
     from_environment,
     from_file,
+    naming_origins,
     refuse_idle,
-    telling_origins,
 )
-from nfdt_client.planned_speed import read_forecast
 
 logger = logging.getLogger(__name__)
 
 TIMEOUTS = ("start_timeout_s", "step_timeout_s")
-OF_FITS = ("batch_hooks", "data", "evaluate", "fallback", "forecast", "job", "tensorboard", "ui", "warm")
+CHOICES = {
+    "batch_hooks": ("auto", "exact", "approximate"),
+    "data": ("auto", "client", "workers"),
+    "evaluate": ("auto", "True", "False"),
+    "fallback": ("error", "local"),
+}
+SWITCHES = ("ui", "warm")
+OF_SESSION = (*CONNECTION, *TIMEOUTS, *CHOICES, *SWITCHES, "forecast", "job", "tensorboard")
 EMULATION = tuple(f"emulate.{name}" for name in Emulation.model_fields)
-NAMES: tuple[str, ...] = (
-    "algorithm",
-    *CONNECTION,
-    *TIMEOUTS,
-    *OF_FITS,
-    *(name for name in OVERRIDES if name != "emulate"),
-    *EMULATION,
-)
+NAMES: tuple[str, ...] = ("algorithm", *OF_SESSION, *(name for name in OVERRIDES if name != "emulate"), *EMULATION)
 _TUPLES = ("emulate.slowdown", "emulate.step_ms", "emulate.bandwidth_mbit", "emulate.latency_ms")
 
 
-@dataclass(frozen=True)
-class Options:
-    """All options of a session, validated.
+@dataclass(frozen=True, kw_only=True)
+class Options(ConnectionOptions):
+    """All options of a session, validated. Without ``server`` the session starts an embedded one.
 
     Attributes:
-        server: ``HOST:PORT`` of a job server; None for the embedded one.
         batch_hooks: Timing of the callbacks' batch hooks: auto, exact, or approximate.
         data: Place where the data of ``fit`` are read: auto, client, or workers.
         evaluate: Whether workers evaluate and predict: auto, true, or false.
@@ -77,8 +78,6 @@ class Options:
 
     algorithm: AlgorithmSpec
     cluster: ClusterSpec
-    server: str | None = None
-    tls: Mapping[str, Any] = field(default_factory=dict)
     start_timeout_s: float = 120.0
     step_timeout_s: float = 600.0
     batch_hooks: str = "auto"
@@ -93,22 +92,17 @@ class Options:
     workers_given: bool = False
     world: LauncherRank | None = None
     settings: Mapping[str, Setting] = field(default_factory=dict, repr=False)
-    _token: str | None = field(default=None, repr=False)
-    _token_file: str | None = None
 
-    def token(self) -> str:
-        """Return the secret for the server.
+    def require_backend(self) -> None:
+        """Check that the algorithm trains on the backend that Keras has loaded, or will load.
 
         Raises:
-            UsageError: there is none, or its file cannot be read.
+            CaptureError: it does not.
         """
-        return find_token(self.server, self._token, self._token_file)
-
-
-def _coerce(name: str, value: Any) -> Any:
-    if name in _TUPLES and isinstance(value, str):
-        return tuple(part.strip() for part in value.split(",") if part.strip())
-    return value
+        if self.algorithm.topology_facts.flat:
+            require_backend(TRAINING)
+        else:
+            require_tensorflow(f"the ranks of algorithm={self.algorithm.name!r} compute, with Horovod,")
 
 
 def _seconds(name: str, value: Any) -> float:
@@ -128,9 +122,22 @@ def _switch(name: str, value: Any) -> bool:
     return found
 
 
-def _checked_job(name: Any, server: Any) -> str | None:
-    if name is None:
-        return None
+def _choice(name: str, value: Any) -> str:
+    choice = str(value).lower()
+    if choice not in [each.lower() for each in CHOICES[name]]:
+        raise UsageError(f"{name}: expected one of {', '.join(CHOICES[name])}. Received: {value!r}.")
+    return choice
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(TIMEOUTS, _seconds),
+    **dict.fromkeys(CHOICES, _choice),
+    **dict.fromkeys(SWITCHES, _switch),
+    "tensorboard": lambda name, value: Path(value),
+}
+
+
+def _checked_job(name: Any, server: Any) -> str:
     if server is None:
         raise UsageError(
             f"job={name!r}: expected server='HOST:PORT' with it, or NFDT_SERVER in the environment. Received: none. "
@@ -186,11 +193,11 @@ def resolve_each(
         **from_environment(environ, NAMES),
         **{name: Setting(value, ARGUMENT) for name, value in flatten(arguments, "arguments", NAMES).items()},
     }
-    given = {name: Setting(_coerce(name, s.value), s.origin) for name, s in layers.items()}
+    given = {name: _split_text(name, setting) for name, setting in layers.items()}
     found, idle = [], []
     for algorithm in algorithms:
         chosen = {**given, "algorithm": Setting(algorithm, ARGUMENT)} if algorithm else given
-        with telling_origins(chosen):
+        with naming_origins(chosen):
             options, reasons = _without_idle(chosen, default_algorithm, environ)
             found.append(_with_counts(options))
         idle.append(reasons)
@@ -198,11 +205,19 @@ def resolve_each(
     return found
 
 
+def _split_text(name: str, setting: Setting) -> Setting:
+    """Split the text of an option with one value per worker, as it comes from the environment."""
+    if name not in _TUPLES or not isinstance(setting.value, str):
+        return setting
+    return replace(setting, value=tuple(part.strip() for part in setting.value.split(",") if part.strip()))
+
+
 def _without_idle(
     given: dict[str, Setting], default_algorithm: str, environ: Mapping[str, str]
 ) -> tuple[Options, dict[str, str]]:
     """Return the options without those that have no effect, and the reason for each of the latter."""
     options = _in_world(_validated(given, default_algorithm), environ)
+    # Whether an option has an effect depends on the others, so it is known only after all are validated.
     idle = find_idle(options.algorithm, options.cluster, given)
     if not idle:
         return options, {}
@@ -234,7 +249,7 @@ def _in_world(options: Options, environ: Mapping[str, str]) -> Options:
             "emulate: expected no bandwidth_mbit or latency_ms for allreduce, whose bytes Horovod carries. "
             f"Received: {emulate.bandwidth_mbit or emulate.latency_ms}. Use algorithm='bsp' to try slow links."
         )
-    options = replace(options, cluster=ring.found_files(options.cluster)) if options.server is None else options
+    options = replace(options, cluster=ring.resolve_files(options.cluster)) if options.server is None else options
     world = find_world(environ) if options.server is None else None
     if world is None:
         return options
@@ -246,7 +261,7 @@ def _in_world(options: Options, environ: Mapping[str, str]) -> Options:
             "launcher": "world",
             "hosts": None,
             "hostfile": None,
-            **ring.comes_and_goes(environ),
+            **ring.elastic_limits(environ),
         }
     )
     return replace(options, cluster=cluster, world=world)
@@ -257,42 +272,70 @@ def _validated(given: dict[str, Setting], default_algorithm: str) -> Options:
     preset = values.pop("algorithm", None) or default_algorithm
     emulate = {name.removeprefix("emulate."): values.pop(name) for name in EMULATION if name in values}
     cluster = resolve_cluster(emulate=emulate, **{name: values.pop(name) for name in CLUSTER_OPTIONS if name in values})
-    timeouts: dict[str, Any] = {name: _seconds(name, values.pop(name)) for name in TIMEOUTS if name in values}
-    connection = {name: values.pop(name) for name in CONNECTION if name in values}
-    hooks = values.pop("batch_hooks", "auto")
-    data = placement.check_mode(values.pop("data", "auto"))
-    evaluate = evaluation_mode.check_mode(values.pop("evaluate", "auto"))
-    fallback = local_fit.check_fallback(values.pop("fallback", "error"))
-    plan = values.pop("forecast", None)
-    board = values.pop("tensorboard", None)
-    job = _checked_job(values.pop("job", None), connection.get("server"))
-    switches: dict[str, Any] = {
-        name: _switch(name, values.pop(name, default)) for name, default in (("ui", False), ("warm", True))
-    }
+    session = {name: values.pop(name) for name in OF_SESSION if name in values}
+    checked = {name: check(name, session[name]) for name, check in _CHECKS.items() if name in session}
+    if "job" in session:
+        checked["job"] = _checked_job(session["job"], session.get("server"))
     algorithm = resolve_algorithm(preset, **values)
     check_groups(algorithm, cluster)
-    forecast = None if plan is None else read_forecast(plan, algorithm.name, cluster.workers)
-    server = check_server(connection["server"]) if "server" in connection else None
-    options = Options(
-        algorithm,
-        cluster,
-        server=server,
-        tls={name: connection[name] for name in TLS if connection.get(name)},
-        batch_hooks=batch_hooks.check_mode(hooks, algorithm),
-        data=data,
-        evaluate=evaluate,
-        fallback=fallback,
-        forecast=forecast,
-        job=job,
-        tensorboard=None if board is None else Path(board),
-        **switches,
+    if checked.get("batch_hooks") == "exact":
+        _require_exact(algorithm)
+    if "forecast" in session:
+        checked["forecast"] = _read_forecast(session["forecast"], algorithm.name, cluster.workers)
+    return Options(
+        algorithm=algorithm,
+        cluster=cluster,
         workers_given="workers" in given,
         settings=_explained(given, preset, algorithm, cluster),
-        _token=connection.get("token"),
-        _token_file=connection.get("token_file"),
-        **timeouts,
+        **connection_fields(session),
+        **checked,
     )
-    return options
+
+
+def _require_exact(algorithm: AlgorithmSpec) -> None:
+    """Raise UsageError if a step of the algorithm is not one batch, so that exact hooks are impossible."""
+    if reason := why_never_exact(algorithm):
+        raise UsageError(
+            f"batch_hooks='exact': expected an algorithm with one batch size and without groups, as ddc-asgd, bsp or "
+            f"allreduce. Received: {algorithm.name!r}, {reason}. Choose another algorithm, or "
+            "batch_hooks='approximate'."
+        )
+
+
+def why_never_exact(algorithm: AlgorithmSpec) -> str | None:
+    """Return the reason why training cannot pause after a step; None if it can."""
+    if algorithm.topology_facts.grouped:
+        return "whose groups step on their own"
+    if algorithm.plan == "topology":
+        return "whose workers may turn to groups (plan='topology')"
+    if algorithm.batch_facts.follows_speed:
+        return "whose batches change their size (batch='dbs')"
+    return None
+
+
+def _read_forecast(file: Any, algorithm: str, workers: int) -> SpeedForecast:
+    """Return the forecast of an algorithm from the output of ``nfdt plan --format json``.
+
+    Raises:
+        UsageError: the file cannot be read, or has no forecast of this algorithm on so many workers.
+    """
+    try:
+        plan = json.loads(Path(file).read_text(encoding="utf-8"))
+        planned, found = plan["workers"], {each["algorithm"]: each for each in plan["forecasts"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"forecast: expected a file that `nfdt plan --format json` has written. Received: {file} "
+            f"({type(error).__name__}: {error})."
+        ) from None
+    if planned != workers or algorithm not in found:
+        raise UsageError(
+            f"forecast: expected a plan of {algorithm} on {workers} workers. Received: one of "
+            f"{', '.join(found)} on {planned} workers, in {file}."
+        )
+    try:
+        return SpeedForecast(**{name: found[algorithm].get(name) for name in SpeedForecast.model_fields})
+    except ValidationError as error:
+        raise UsageError(f"forecast: expected numbers for {algorithm} in {file}. Received: {error}.") from None
 
 
 def _explained(
@@ -300,26 +343,15 @@ def _explained(
 ) -> dict[str, Setting]:
     """Return every option with the validated value and the layer it came from."""
     resolved: dict[str, Any] = {
-        "algorithm": preset,
-        "batch_hooks": "auto",
-        "data": "auto",
-        "evaluate": "auto",
-        "fallback": "error",
-        "ui": False,
-        "warm": True,
-        **{name: JobSpec.model_fields[name].default for name in TIMEOUTS},
-        **{name: getattr(cluster, name) for name in CLUSTER_OPTIONS},
-        **{name: value for name, value in algorithm.model_dump().items() if name != "name"},
+        **{each.name: each.default for each in fields(Options) if each.name in OF_SESSION},
+        **cluster.model_dump(include=set(CLUSTER_OPTIONS)),
+        **algorithm.model_dump(),
         **{f"emulate.{name}": value for name, value in cluster.emulate.model_dump().items()},
+        "algorithm": preset,
+        # Options of the session are shown as they are given, not as what is read from their files.
+        **{name: setting.value for name, setting in given.items() if name in OF_SESSION},
     }
-    settings = {}
-    for name in NAMES:
-        origin = given[name].origin if name in given else "default"
-        if origin == "default" and name not in resolved:
-            settings[name] = Setting(None, origin)
-        elif name == "token":
-            settings[name] = Setting("(hidden)", origin)
-        else:
-            as_given = name in given and name in (*CONNECTION, *TIMEOUTS, *OF_FITS)
-            settings[name] = Setting(given[name].value if as_given else resolved.get(name), origin)
-    return settings
+    if "token" in given:
+        resolved["token"] = "(hidden)"
+    origins = {name: setting.origin for name, setting in given.items()}
+    return {name: Setting(resolved.get(name), origins.get(name, "default")) for name in NAMES}

@@ -1,4 +1,4 @@
-"""Values that a fit sends besides its model and that the script may change: variables, and data that are code."""
+"""What a fit sends besides its model and the script may change: variables, and data that are code."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import UnreadableData
+from nfdt.model.program.shipped_data import dump_changed
 from nfdt.model.training.merge import MOST_GIVEN_BYTES
 from nfdt_client.training_data import Indexed, own_hook
 
@@ -25,7 +26,7 @@ _REMEDY = "Use data='client', which reads the data in this process."
 
 
 class Replaceable(Protocol):
-    """Variable, or something that is read and written as one."""
+    """A variable, or something that is read and written as one."""
 
     def numpy(self) -> Array:
         """Return the value."""
@@ -68,11 +69,11 @@ class Outside:
         pairs = zip(self._members, self._known, strict=True)
         return [_name(member) for member, known in pairs if not _same(member.numpy(), known)]
 
-    def sent(self) -> None:
+    def mark_sent(self) -> None:
         """Record that the cluster has the present values."""
         self._known = self.read()
 
-    def take(self, values: Sequence[Array]) -> None:
+    def assign_new(self, values: Sequence[Array]) -> None:
         """Assign the values of the cluster that are new, except where the script has set another one meanwhile."""
         for place, (member, value) in enumerate(zip(self._members, values, strict=True)):
             known = self._known[place]
@@ -83,7 +84,7 @@ class Outside:
 
 
 class ChangedData:
-    """Data that workers read by index, as the bytes through which the script changes them; none: as they were sent.
+    """Data that workers read by index, as the pickle of what the script has changed; no bytes: as they were sent.
 
     Args:
         data: The data; None: the workers do not read them after all.
@@ -95,15 +96,14 @@ class ChangedData:
         self._value = np.zeros(0, np.uint8)
 
     def numpy(self) -> Array:
-        """Return the value, which is made again where the script has changed the data.
+        """Return the pickle, made again if the script has changed the data.
 
         Raises:
             UnreadableData: workers cannot have the change.
         """
-        from nfdt.model.program.shipped_data import dump_changed
-
         if (data := self._data) is None:
             return self._value
+        # Large arrays are compared by identity and samples, and only now and then as a whole, which takes long.
         late = data.watch.changed_in_place()
         if data.watch.changed() or late:
             dataset, name = data.source[0], type(data.source[0]).__name__

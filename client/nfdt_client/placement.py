@@ -1,20 +1,21 @@
-"""Place where the data of a fit are read, and why: on the server as arrays, on the workers, or in this process."""
+"""Decides where the data of a fit are read, and says why: the server's arrays, the workers, or this process."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from nfdt.core.errors import UnreadableData, UsageError
+import keras
 
-if TYPE_CHECKING:
-    from nfdt_client.training_data import GraphData, Indexed, Stream, TrainingData
+from nfdt.core.errors import UnreadableData
+from nfdt.model.program.source_watch import reaches
+from nfdt.model.program.step_effects import changes_of_script
+from nfdt.model.training.host_batches import rows_of
+from nfdt_client.training_data import GraphData, Indexed, Stream, TrainingData, own_hook
 
 logger = logging.getLogger(__name__)
-
-MODES = ("auto", "client", "workers")
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class PlacementTerms:
     """Terms on which data may go to the workers.
 
     Attributes:
-        mode: The option ``data``: one of :data:`MODES`.
+        mode: The option ``data``.
         allows_code: Whether the server takes code; called only for data that are code.
         workers: Number of workers.
         steps_per_epoch: As for ``fit``.
@@ -56,19 +57,8 @@ class PlacementTerms:
     callbacks: Any = None
 
 
-def check_mode(value: Any) -> str:
-    """Return ``value`` if it is one of :data:`MODES`.
-
-    Raises:
-        UsageError: it is not.
-    """
-    if value not in MODES:
-        raise UsageError(f"data: expected one of {', '.join(MODES)}. Received: {value!r}.")
-    return str(value)
-
-
 def choose(read: TrainingData, x: Any, class_weight: Any, terms: PlacementTerms) -> Choice:
-    """Return where data that Keras' adapters have read are to be read by the job.
+    """Decide where the job reads data that Keras' adapters have read here.
 
     Args:
         read: Arrays, or a stream.
@@ -79,14 +69,17 @@ def choose(read: TrainingData, x: Any, class_weight: Any, terms: PlacementTerms)
     Raises:
         UnreadableData: ``data="workers"``, and only this process can read the data.
     """
-    from nfdt_client.training_data import Stream
-
     if not isinstance(read, Stream):
         return Choice(read, "arrays are uploaded once")
     if terms.mode == "client":
         return Choice(read, "data='client'")
     try:
-        return _shipped(read, x, class_weight, terms)
+        if isinstance(x, keras.utils.PyDataset):
+            indexed = _indexed(read, x, class_weight, terms)
+            return Choice(indexed, "a PyDataset is code whose batches workers read by index")
+        if read.dataset is not None:
+            return Choice(_graph(read, terms), "a tf.data.Dataset is a graph that workers run, each on other rows")
+        raise UnreadableData(f"a {type(x).__name__} can be iterated only in the script's process")
     except UnreadableData as error:
         if terms.mode == "workers":
             raise refused(str(error)) from error
@@ -104,28 +97,8 @@ def refused(reason: str) -> UnreadableData:
     )
 
 
-def _shipped(stream: Stream, x: Any, class_weight: Any, terms: PlacementTerms) -> Choice:
-    """Return the data in the form that goes with the job.
-
-    Raises:
-        UnreadableData: only this process can read them; the message is the reason.
-    """
-    import keras
-
-    if isinstance(x, keras.utils.PyDataset):
-        indexed = _indexed(stream, x, class_weight, terms)
-        return Choice(indexed, "a PyDataset is code whose batches workers read by index")
-    if stream.dataset is not None:
-        return Choice(_graph(stream, terms), "a tf.data.Dataset is a graph that workers run, each on other rows")
-    raise UnreadableData(f"a {type(x).__name__} can be iterated only in the script's process")
-
-
 def _graph(stream: Stream, terms: PlacementTerms) -> GraphData:
-    from nfdt.model.program.source_watch import reaches
-    from nfdt.model.training.host_batches import rows_of
-    from nfdt_client.dataset_capture import ship, variables_of
-    from nfdt_client.dataset_flow import Unshippable
-    from nfdt_client.training_data import GraphData
+    from nfdt_client.dataset_capture import Unshippable, ship, variables_of  # imports TensorFlow
 
     what = "the tf.data.Dataset cannot run on the workers, because"
     if terms.why_no_datasets:
@@ -138,6 +111,7 @@ def _graph(stream: Stream, terms: PlacementTerms) -> GraphData:
             raise Unshippable("it repeats without end, and fit has no steps_per_epoch")
     except Unshippable as error:
         raise UnreadableData(f"{what} {error}") from None
+    # The graph has variables as constants, so a callback that sets one would change nothing on the workers.
     variables = variables_of(stream.dataset)
     if variables and reaches(terms.callbacks, variables):
         raise UnreadableData(f"{what} it reads a variable that a callback may change ({variables[0].name})")
@@ -145,15 +119,12 @@ def _graph(stream: Stream, terms: PlacementTerms) -> GraphData:
 
 
 def _indexed(stream: Stream, dataset: Any, class_weight: Any, terms: PlacementTerms) -> Indexed:
-    from nfdt.model.program.source_watch import reaches
-    from nfdt.model.program.step_effects import changes_of_script
-    from nfdt_client.training_data import Indexed, own_hook
-
     name, hook = type(dataset).__name__, own_hook(dataset)
     if not dataset.num_batches:
         raise UnreadableData(f"{name} does not say how many batches it has (__len__ or num_batches)")
     if not terms.allows_code():
         raise UnreadableData(f"{name} is code, and the server takes none (it was started without --allow-code)")
+    # Its hooks change the copies on the workers, and a callback the one here: no pickle could have both changes.
     if hook and reaches(terms.callbacks, [dataset]):
         raise UnreadableData(f"{name} is changed by its {hook}() and may be by a callback, which refers to it")
     if changed := changes_of_script(type(dataset).__getitem__, stream.first):

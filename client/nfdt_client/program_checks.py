@@ -1,4 +1,4 @@
-"""Checks of a packed program, and of Keras' backend, that need the options of its job."""
+"""Checks of a model, its first batch and its packed program, before anything is sent."""
 
 from __future__ import annotations
 
@@ -7,42 +7,63 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import keras
+
+from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.errors import CaptureError, UsageError
-from nfdt.core.host.keras_backend import TRAINING, require_backend, require_tensorflow
 from nfdt.core.sharding import why_uncuttable
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.wire.channel import CONTROL_BYTES
+from nfdt.model.keras_internals import data as keras_data
+from nfdt.model.keras_internals import models as keras_models
+from nfdt.model.program.local_optimizers import state_variables
 from nfdt.model.program.manifest import Manifest
-from nfdt_client.captured import Capture
-from nfdt_client.options import Options
+from nfdt.model.program.metrics import check_metrics
+from nfdt.model.program.untrained import carrying_layers
+from nfdt.model.training.host_batches import leaves, map_arrays
+from nfdt_client.capture import Capture
 
 logger = logging.getLogger(__name__)
 
 OTHER_FIELDS_BYTES = 2**20  # of a message that contains the state of a worker
 
 
-def require_backend_of(options: Options) -> None:
-    """Check that the session's algorithm trains on the backend that Keras has loaded, or will load.
+def check_batch(model: Any, batch: Any) -> None:
+    """Run one batch through a built model symbolically, so that wrong shapes are reported before anything is sent.
+
+    Done only for Functional and Sequential models with Keras' own ``train_step``, and for data that are not ragged.
+    For others the symbolic run could fail although the real one does not.
 
     Raises:
-        CaptureError: it does not.
+        UsageError: model, loss and data do not fit together.
     """
-    if options.algorithm.topology_facts.flat:
-        require_backend(TRAINING)
-    else:
-        require_tensorflow(f"the ranks of algorithm={options.algorithm.name!r} compute, with Horovod,")
+    known = isinstance(model, keras_models.Functional | keras.Sequential) and type(model).__module__.startswith(
+        "keras."
+    )
+    if not known or not model.built or any(isinstance(leaf, RaggedArray) for leaf in leaves(batch)):
+        return
+
+    def symbolic(leaf: Any) -> Any:
+        dtype = "string" if leaf.dtype.kind in "OSU" else keras.backend.standardize_dtype(leaf.dtype)
+        return keras.KerasTensor(leaf.shape, dtype, sparse=isinstance(leaf, SparseArray))
+
+    try:
+        x, y, sample_weight = keras_data.unpack_batch(map_arrays(symbolic, batch))
+        keras_models.loss_spec(model, x, y, sample_weight)
+    except ValueError as error:
+        raise UsageError(f"The training data do not fit the model: {error}") from error
+    except Exception as error:  # the symbolic run is optional: the workers do the real one
+        logger.debug("The shapes could not be checked beforehand: %s", error)
 
 
-def look_at_metrics(captured: Capture, batch: Any, *, interactive: bool) -> None:
+def move_validation(captured: Capture, batch: Any, *, interactive: bool) -> None:
     """Move the validation into this process if ``test_step`` returns logs that workers cannot compute.
 
     Raises:
         CaptureError: a metric cannot be merged.
         UsageError: a detached job has no process that validates.
     """
-    from nfdt.model.program.metrics import check_metrics
-
     validation = captured.validation
     sample = None if validation is None else validation.first()
     own = check_metrics(captured.model, batch, sample)
@@ -64,8 +85,6 @@ def cluster_for(model: Any, algorithm: AlgorithmSpec, cluster: ClusterSpec) -> C
     Raises:
         UsageError: the algorithm trains on a fixed number of ranks.
     """
-    from nfdt.model.program.untrained import carrying_layers
-
     layers = ", ".join(repr(layer.name) for layer in carrying_layers(model))
     if not layers or cluster.workers == 1:
         return cluster
@@ -122,8 +141,6 @@ def check_local_optimizers(
             f"submit: expected no callback that sets the learning rate, because the optimizers of {name} step on the "
             f"workers. Received: {', '.join(schedulers)}. Use schedules in the optimizers, or nfdt.distribute."
         )
-    from nfdt.model.program.local_optimizers import state_variables
-
     variables = state_variables(model, manifest)
     sizes = [math.prod(v.shape) * v.value.dtype.size for v in variables]
     most = CONTROL_BYTES - OTHER_FIELDS_BYTES

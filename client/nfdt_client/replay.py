@@ -1,12 +1,12 @@
-"""Replay of the epochs that a job had trained before its script attached to it."""
+"""Parts of the replay of epochs that a job had trained before its script attached to it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from nfdt.core.events import Event
+from keras.callbacks import ModelCheckpoint
 
 REPLAYED = ("state", "epoch_begin", "progress", "epoch_end", "result")
 
@@ -34,8 +34,6 @@ def without_saving(callbacks: Any, model: Any) -> Iterator[None]:
         callbacks: Keras' CallbackList.
         model: The model of the fit.
     """
-    from keras.callbacks import ModelCheckpoint
-
     savers = [callback for callback in callbacks.callbacks if isinstance(callback, ModelCheckpoint)]
     for saver in savers:
         saver.set_model(_UnsavedModel(model))
@@ -44,8 +42,3 @@ def without_saving(callbacks: Any, model: Any) -> Iterator[None]:
     finally:
         for saver in savers:
             saver.set_model(model)
-
-
-def validations(events: Iterable[Event]) -> Mapping[int, Mapping[str, Any]]:
-    """Return the numbers of the validations in earlier scripts, by epoch."""
-    return {event.data["epoch"]: event.data["val_logs"] for event in events if event.kind == "validated"}

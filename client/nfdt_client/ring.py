@@ -1,4 +1,4 @@
-"""Allreduce rings of a script: checks, descriptions, and the part of a script that runs as a rank other than 0."""
+"""Allreduce rings of a script: checks, descriptions, and what a script does that is not rank 0."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def describe_groups(algorithm: AlgorithmSpec, cluster: ClusterSpec) -> list[dict
     ]
 
 
-def comes_and_goes(environ: Mapping[str, str]) -> dict[str, Any]:
+def elastic_limits(environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the limits of an elastic world; only its launcher needs them."""
     elastic = environ.get("HOROVOD_ELASTIC", "0") not in ("", "0")
     return {"min_workers": 1 if elastic else None, "max_workers": None, "host_discovery_script": None}
 
 
-def found_files(cluster: ClusterSpec) -> ClusterSpec:
+def resolve_files(cluster: ClusterSpec) -> ClusterSpec:
     """Resolve the ring's file names relative to this script's working directory.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Removal of internal frames from tracebacks: a user sees the frames of the script, then the message.
+"""Removes internal frames from tracebacks: a user sees the frames of the script, then the message.
 
 Keras removes its own frames in the same way. ``keras.config.disable_traceback_filtering()`` keeps them all.
 """

@@ -7,16 +7,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
 
 from nfdt.core.arrays.pytree import flatten_structure
 from nfdt.core.errors import CaptureError, UsageError
+from nfdt.model.keras_internals import data as keras_data
+from nfdt.model.program.shipped_data import ShippedSource, dump_source
+from nfdt.model.program.source_watch import SourceWatch
 from nfdt.model.training.host_batches import as_batch, is_composite, leaves, map_arrays, rows_of
 from nfdt_client.upload import Blob, array_blob
 
 if TYPE_CHECKING:
-    from nfdt.model.program.shipped_data import ShippedSource
-    from nfdt.model.program.source_watch import SourceWatch
     from nfdt_client.dataset_capture import ShippedDataset
 
 
@@ -72,8 +74,6 @@ class Stream:
     @property
     def dataset(self) -> Any:
         """The ``tf.data.Dataset`` behind the batches; None for other data."""
-        from nfdt.model.keras_internals import data as keras_data
-
         return keras_data.tensorflow_dataset(self._iterator)
 
     def first(self) -> Any:
@@ -86,13 +86,11 @@ class Stream:
         return as_batch(batch)
 
     def rewind(self) -> None:
-        """Begin the data again, after an epoch that was not read to its end.
+        """Go back to the beginning of the data, after an epoch that was not read to its end.
 
         Raises:
             CaptureError: the data can be read only once.
         """
-        from nfdt.model.keras_internals import data as keras_data
-
         if keras_data.is_read_once(self._iterator):
             raise CaptureError(
                 "The server was restarted, and the epoch cannot be fed again: batches of a generator are read only "
@@ -114,7 +112,7 @@ class Indexed:
         stream: The same data, read in this process.
         source: The pair of the dataset and ``class_weight``.
         shipped: This pair, pickled.
-        watch: Watch on this pair since then.
+        watch: Finds changes of this pair since then.
         whole: Number of batches of the dataset.
         sample: First batch.
         most: Largest number of batches of one pass; None: all.
@@ -136,9 +134,6 @@ class Indexed:
         Raises:
             UnreadableData: it cannot be pickled.
         """
-        from nfdt.model.program.shipped_data import dump_source
-        from nfdt.model.program.source_watch import SourceWatch
-
         source = dataset, class_weight
         whole = int(dataset.num_batches)
         return cls(stream, source, dump_source(source), SourceWatch(source), whole, stream.first())
@@ -211,8 +206,6 @@ def read(x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Ar
     Raises:
         UsageError: no data, or data that Keras' adapters refuse (lengths that differ, unknown types, ...).
     """
-    from nfdt.model.keras_internals import data as keras_data
-
     check_not_empty(x, y, sample_weight)
     try:
         iterator = keras_data.ReplayingIterator(x, y, sample_weight, **options)
@@ -240,8 +233,6 @@ def check_not_empty(x: Any, y: Any, sample_weight: Any) -> None:
 
 def own_hook(dataset: Any) -> str:
     """Return the name of a hook of epochs that a PyDataset has of its own, or ""."""
-    import keras
-
     base = keras.utils.PyDataset
     hooks = ("on_epoch_begin", "on_epoch_end")
     own = [name for name in hooks if getattr(type(dataset), name) is not getattr(base, name) or name in vars(dataset)]
@@ -250,13 +241,9 @@ def own_hook(dataset: Any) -> str:
 
 def is_arrays(pytree: Any) -> bool:
     """Whether these are dense arrays that can go with a job."""
-    from nfdt.model.keras_internals import data as keras_data
-
     return keras_data.can_be_sliced(pytree) and not is_composite(pytree)
 
 
 def _whole(inputs: Any) -> Any:
     """Convert the adapter's inputs to NumPy arrays as it converts batches (float64 to floatx, pandas, strings)."""
-    from nfdt.model.keras_internals import data as keras_data
-
     return map_arrays(lambda leaf: np.asarray(keras_data.sliced_array(leaf)), inputs)

@@ -1,4 +1,4 @@
-"""Transfer of artifacts to and from a job server: named by hash, sent in chunks, resumed after a broken connection."""
+"""Transfers artifacts to and from a job server: named by hash, sent in chunks, resumed after a broken connection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nfdt.core.arrays.pytree import as_array
 from nfdt.core.errors import ProtocolError, UsageError
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire.status import translated
-from nfdt_client.connection import CALL_TIMEOUT_S, JobsClient
+from nfdt_client.connection import JobsClient
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +69,7 @@ def array_blob(array: np.ndarray[Any, Any]) -> Blob:
 
 def find_missing(connection: JobsClient, names: Iterable[str]) -> dict[str, int]:
     """Return the artifacts missing on the server, each with the number of bytes that it holds already."""
-    with translated(connection.address):
-        reply = connection.stub.FindMissing(pb.ArtifactNames(sha256=sorted(set(names))), timeout=CALL_TIMEOUT_S)
+    reply = connection.call("FindMissing", pb.ArtifactNames(sha256=sorted(set(names))))
     return {item.sha256: int(item.have_bytes) for item in reply.missing}
 
 
@@ -99,6 +98,7 @@ def upload(connection: JobsClient, blobs: Mapping[str, Blob], *, waits: bool = F
 
 
 def _send(connection: JobsClient, blob: Blob, have_bytes: int) -> int:
+    # A server that was killed may hold all bytes of an unfinished artifact. A resumed upload would have no chunk.
     start = have_bytes if have_bytes < blob.size else 0
 
     def messages() -> Iterator[pb.Chunk]:

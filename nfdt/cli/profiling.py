@@ -193,7 +193,7 @@ def worker_epochs(
     """
     timer = EpochTimer(clock or SystemClock(), EPOCHS_BUDGET_S)
     session = replace(
-        Options(resolve_algorithm(DEFAULT_PRESET), ClusterSpec(workers=1)),
+        Options(algorithm=resolve_algorithm(DEFAULT_PRESET), cluster=ClusterSpec(workers=1)),
         start_timeout_s=options.start_timeout_s,
         step_timeout_s=options.step_timeout_s,
         evaluate="false",

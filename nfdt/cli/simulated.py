@@ -8,16 +8,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
-from nfdt_client.capture import capture
-from nfdt_client.captured import Capture
+from nfdt_client.capture import Capture, capture
 from nfdt_client.feed import Feeder
-from nfdt_client.job import InteractiveJob
+from nfdt_client.job import InteractiveJob, Submission
 from nfdt_client.local_fit import Fallback
 from nfdt_client.options import Options
 from nfdt_client.program_checks import cluster_for
 from nfdt_client.session import Session
-from nfdt_client.specify import Submission
-from nfdt_client.training_data import Arrays, Stream
+from nfdt_client.training_data import Arrays
 
 from nfdt.cli.profiling import RepeatedBatch, plain_epochs, profile, worker_epochs
 from nfdt.cli.script import Script, run_script
@@ -41,7 +39,7 @@ class VirtualFeeder:
     def __init__(self, job: SimulatedJob, epoch: Callable[[], Iterator[Any]]) -> None:
         self._job, self._epoch = job, epoch
 
-    def begin(self, epoch: int, *, again: bool = False) -> None:
+    def start_epoch(self, epoch: int, *, again: bool = False) -> None:
         """Feed this epoch."""
         self._job.feed(epoch, ((encode_batch(batch), rows_of(batch)) for batch in self._epoch()))
 
@@ -63,7 +61,7 @@ class SimulatedSession(Session):
         UsageError: workers have a speed and no step time, or ``batch_hooks`` is ``exact``.
     """
 
-    tells_idle = False
+    warns_if_idle = False
 
     def __init__(self, options: Options, cluster: ClusterDescription) -> None:
         if cluster.is_relative:  # so that the same file and seed give the same bytes everywhere
@@ -103,11 +101,11 @@ class SimulatedSession(Session):
         self.jobs.append(SimulatedJob(submission.spec, manifest, read, self._described))
         return cast(InteractiveJob, self.jobs[-1])  # has all methods that the client uses
 
-    def _feed(self, job: InteractiveJob, captured: Capture) -> Callable[[], Feeder] | None:
-        train = captured.train
-        if not isinstance(train, Stream):
-            return None
-        return lambda: cast(Feeder, VirtualFeeder(self.jobs[-1], train.epoch))
+    def make_feeder(
+        self, job: InteractiveJob, epoch: Callable[[], Iterator[Any]], rewind: Callable[[], None]
+    ) -> Feeder:
+        """Return a feeder of the simulated job."""
+        return cast(Feeder, VirtualFeeder(self.jobs[-1], epoch))
 
 
 def _not_alone(expected: int, received: int) -> UsageError:
@@ -130,7 +128,7 @@ class FitProbe(Session):
         profiled: Whether to measure the duration of the model's steps on this machine.
     """
 
-    tells_idle = False
+    warns_if_idle = False
 
     def __init__(self, options: Options, *, profiled: bool) -> None:
         super().__init__(replace(options, data="client", evaluate="false", fallback="error"))
@@ -146,7 +144,7 @@ class FitProbe(Session):
 
     def _fit(self, model: Any, arguments: dict[str, Any], fallback: Fallback) -> Any:
         captured = capture(model, arguments, self.options)
-        batch = captured.sample_batch()
+        batch = captured.train.first()
         asked = self.options.cluster
         if (cluster := cluster_for(model, self.options.algorithm, asked)).workers != asked.workers:
             raise _not_alone(cluster.workers, asked.workers)
@@ -174,8 +172,8 @@ class FitProbe(Session):
             if captured.train.batches is None:
                 raise UsageError("plan: expected data whose length is known. Received: an endless stream.")
             return captured.train.batches * rows_of(batch)
-        steps = captured.steps_per_epoch
-        return captured.train.samples if steps is None else min(captured.train.samples, steps * captured.batch_size)
+        train, steps = captured.train, captured.steps_per_epoch
+        return train.samples if steps is None else min(train.samples, steps * train.batch_size)
 
 
 def first_fit(script: Script, options: Options, *, profiled: bool = False) -> ProfiledWork | None:

@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 import pytest
 from nfdt_client import decorator, feed, mirror
-from nfdt_client.batch_hooks import BatchHooks, check_mode, choose_mode, plan_pauses
+from nfdt_client.batch_hooks import BatchHooks, choose_mode, plan_pauses
 from nfdt_client.options import resolve
 
 from nfdt.core.arrays.safetensors_io import dump_arrays
@@ -398,7 +398,7 @@ def test_one_warning_per_fit(session, fake, model, caplog):
 def test_exact_hooks_are_refused_where_a_step_is_no_batch(preset):
     with pytest.raises(UsageError, match="batch_hooks='exact'.*" + preset):
         decorator.distribute(algorithm=preset, batch_hooks="exact")
-    assert check_mode("auto", resolve_algorithm(preset)) == "auto"
+    assert resolve({"algorithm": preset, "batch_hooks": "auto"}).batch_hooks == "auto"
 
 
 @pytest.mark.parametrize("preset", ["group-sync", "dbs-sgd", "auto"])
@@ -412,7 +412,7 @@ def test_a_save_that_cannot_be_exact_is_reported(tmp_path, caplog, preset):
 @pytest.mark.parametrize("value", ["lockstep", True, 1, ""])
 def test_a_mode_that_is_none_is_refused(value):
     with pytest.raises(UsageError, match="auto, exact, approximate"):
-        check_mode(value, DDC)
+        resolve({"batch_hooks": value})
 
 
 def test_the_mode_is_an_option_like_others(tmp_path):
@@ -536,7 +536,7 @@ def test_no_more_batches_are_made_than_there_are_credits(monkeypatch):
         job_id, connection = "job", type("Connection", (), {"stub": Stub(), "address": "there"})()
 
     feeder = feed.Feeder(Job(), batches)
-    feeder.begin(0)
+    feeder.start_epoch(0)
     assert waits.wait(30)
     feeder.close()
     assert pulled == [0, 1]

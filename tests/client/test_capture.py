@@ -8,8 +8,10 @@ import warnings
 
 import numpy as np
 import pytest
-from nfdt_client.capture import bind, capture, check_batch
+from nfdt_client.capture import capture
 from nfdt_client.options import resolve
+from nfdt_client.patch import bind
+from nfdt_client.program_checks import check_batch
 from nfdt_client.specify import specify
 from nfdt_client.training_data import Arrays, Stream
 
@@ -164,7 +166,7 @@ def test_streams_are_what_keras_would_train_on(read, make):
     captured.read_here("a test compares the batches")
     assert isinstance(captured.train, Stream)
     want = list(keras_batches(**make()))
-    same(captured.sample_batch(), want[0])
+    same(captured.train.first(), want[0])
     got = list(captured.train.epoch())
     assert len(got) == len(want)
     for a, b in zip(got, want, strict=True):
@@ -294,7 +296,7 @@ def test_a_model_with_a_test_function_of_its_own_is_validated_here(fit_arguments
 
 def test_steps_without_batch_size_divide_the_data(read):
     captured = read(X, Y, steps_per_epoch=3)
-    assert (captured.batch_size, captured.steps_per_epoch) == (4, 3)
+    assert (captured.train.batch_size, captured.steps_per_epoch) == (4, 3)
     assert captured.steps_of_job(resolve({})) is None
 
 
@@ -392,13 +394,13 @@ def test_streamed_epochs_have_the_batches_and_warnings_of_keras(read, model, kin
 )
 def test_bad_data_are_refused_in_keras_words(read, arguments, needle):
     with pytest.raises(UsageError, match=needle):
-        read(**{"shuffle": False, **arguments}).sample_batch()
+        read(**{"shuffle": False, **arguments}).train.first()
 
 
 def test_an_empty_dataset_is_refused(read):
     dataset = tf.data.Dataset.from_tensor_slices((X[:0], Y[:0])).batch(2)
     with pytest.raises(UsageError, match="empty"):
-        read(dataset, shuffle=False).sample_batch()
+        read(dataset, shuffle=False).train.first()
 
 
 def test_wrong_shapes_are_refused_before_anything_is_sent(model):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from nfdt_client import decorator
-from nfdt_client.evaluation_call import estimate_gain
+from nfdt_client.evaluation import estimate_gain
 from nfdt_client.handle import JobHandle
 from nfdt_client.options import resolve
 

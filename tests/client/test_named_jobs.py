@@ -8,7 +8,7 @@ from nfdt_client import decorator
 from nfdt_client.connection import JobsClient
 from nfdt_client.job import InteractiveJob
 from nfdt_client.options import resolve
-from nfdt_client.specify import JobNames
+from nfdt_client.job import job_names
 
 from nfdt.core.errors import JobTaken, NotStored, Terminated, UsageError
 from nfdt.core.events import MAX_LOGS_BYTES
@@ -182,7 +182,7 @@ def test_the_calls_of_a_decorated_function_are_numbered_too(fake):
 
 
 def test_without_a_name_jobs_have_none():
-    assert [JobNames(None).next() for _ in range(2)] == ["", ""]
+    assert [name for name, _ in zip(job_names(None), range(2), strict=False)] == ["", ""]
 
 
 def test_a_name_needs_a_server_that_outlives_the_script():

@@ -22,13 +22,13 @@ def test_a_change_of_the_script_is_named_until_it_is_sent(variable):
     assert outside.changed() == []
     variable.assign(2.0)
     assert outside.changed() == ["level"]
-    outside.sent()
+    outside.mark_sent()
     assert outside.changed() == []
 
 
 def test_the_clusters_value_counts_where_the_script_has_set_none(variable):
     outside = Outside([variable])
-    outside.take([np.float32(5.0)])
+    outside.assign_new([np.float32(5.0)])
     assert float(variable) == 5.0
     assert outside.changed() == []
 
@@ -36,9 +36,9 @@ def test_the_clusters_value_counts_where_the_script_has_set_none(variable):
 def test_the_scripts_value_counts_where_both_have_set_one(variable):
     outside = Outside([variable])
     variable.assign(3.0)
-    outside.take([np.float32(1.0)])  # as it was sent
+    outside.assign_new([np.float32(1.0)])  # as it was sent
     assert float(variable) == 3.0
-    outside.take([np.float32(5.0)])
+    outside.assign_new([np.float32(5.0)])
     assert float(variable) == 3.0
     assert outside.changed() == ["level"]
 

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from nfdt_client.capture import bind, capture
+from nfdt_client.capture import capture
 from nfdt_client.options import resolve
+from nfdt_client.patch import bind
 from nfdt_client.specify import specify
 
 from nfdt.core.errors import UnreadableData, UsageError

@@ -9,8 +9,9 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
-from nfdt_client.capture import bind, capture
+from nfdt_client.capture import capture
 from nfdt_client.options import resolve
+from nfdt_client.patch import bind
 
 from nfdt.core.errors import CaptureError
 from nfdt.core.host.keras_backend import configured_backend, require_backend, require_tensorflow

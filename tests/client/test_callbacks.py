@@ -6,7 +6,7 @@ import time
 import keras
 import pytest
 from keras import callbacks
-from nfdt_client.hook_code import reads_batches
+from nfdt_client.callbacks import reads_batches
 
 net = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
 

@@ -1,0 +1,238 @@
+"""A ``fit`` on the cluster: capture, job, mirror. Here and in what this imports, Keras is loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from nfdt.core.errors import NfdtError, ServerUnreachable, UnreadableData, UsageError
+from nfdt.model.keras_internals import data as keras_data
+from nfdt.model.keras_internals import models as keras_models
+from nfdt.model.program.attributes import CodeValues, runs_eagerly
+from nfdt.model.program.local_optimizers import merged_in_rounds
+from nfdt.model.program.pack import PackedProgram, pack
+from nfdt_client import batch_hooks, callbacks, placement
+from nfdt_client.board import Board
+from nfdt_client.capture import Capture, capture
+from nfdt_client.detached_callbacks import begin_callbacks, check_callbacks
+from nfdt_client.failures import trained_before
+from nfdt_client.fit_record import FitRecord
+from nfdt_client.handle import JobHandle
+from nfdt_client.job import InteractiveJob, Submission
+from nfdt_client.job_session import JobSession
+from nfdt_client.kept_state import describe_kept, keep_failure
+from nfdt_client.local_fit import Fallback
+from nfdt_client.mirror import Fit, Mirror, Validation, begin_epoch, finalize
+from nfdt_client.model_state import ModelState
+from nfdt_client.outside import OF_CODE, OF_DATASET, OF_SCHEDULE, ChangedData, Outside
+from nfdt_client.program_checks import check_batch, check_local_optimizers, check_shards, cluster_for, move_validation
+from nfdt_client.specify import specify
+from nfdt_client.training_data import Stream
+
+logger = logging.getLogger(__name__)
+
+
+def run_fit(session: JobSession, model: Any, arguments: dict[str, Any], fallback: Fallback) -> Any:
+    """Train a model on the cluster and return its History.
+
+    Args:
+        session: Submits the job.
+        model: The user's model.
+        arguments: Arguments of ``fit`` by name.
+        fallback: Takes over if the cluster refuses; it has to know which hooks the callbacks have seen.
+    """
+    options, given = session.options, callbacks.each(arguments["callbacks"])
+    hooks = batch_hooks.choose_mode(options.batch_hooks, options.algorithm, options.data, given, session.logged)
+    captured = capture(model, arguments, replace(options, batch_hooks=hooks), session.allows_code)
+    batch = captured.train.first()
+    check_batch(model, batch)
+    name = next(session.names)
+    steps = captured.steps(options)
+    listeners = callbacks.callback_list(model, captured.arguments, epochs=captured.epochs, steps=steps)
+    model.stop_training = False
+    captured.hash_arrays()
+    # The first hooks come before the model is packed, so that what they change in it is a part of the program.
+    listeners.on_train_begin()
+    initial_epoch = int(keras_models.restored_epoch(model) or captured.arguments["initial_epoch"])
+    if initial_epoch >= captured.epochs:
+        return _finish_without_epochs(captured, listeners)
+    begin_epoch(model, listeners, initial_epoch)
+    fallback.mark_begun(listeners, captured.local_steps)
+    each = callbacks.each(listeners)
+    size = int(model.steps_per_execution or 1)
+    pauses = batch_hooks.plan_pauses(hooks, options.algorithm, each, size, session.logged)
+
+    def train(board: Board | None) -> FitRecord:
+        captured.renew()
+        submission, packed = prepare(session, captured, batch, initial_epoch, interactive=True)
+        job = session.start(replace(submission, name=name), packed.manifest)
+        validate = _local_validation(captured, listeners)
+        fit = Fit(
+            model,
+            listeners,
+            ModelState.of(model, packed.manifest, _outside(captured, packed)),
+            initial_epoch,
+            captured.epochs,
+            steps_per_execution=size,
+            steps_per_epoch=captured.steps_per_epoch,
+            watches_weights=validate is not None
+            or callbacks.watches_weights(listeners, rates_are_state=packed.manifest.steps_on_workers),
+            watches_batches=hooks != "exact" and batch_hooks.any_watches_batches(each),
+            pauses=pauses,
+            validate=validate,
+            validation_steps=captured.validation.batches if captured.validation is not None else 0,
+            board=board,
+            log_groups=packed.log_groups,
+        )
+        data = captured.train
+        feed = partial(session.make_feeder, job, data.epoch, data.rewind) if isinstance(data, Stream) else None
+        try:
+            return Mirror(fit, job, feed).run()
+        except Exception as error:
+            _keep_failure(session, job, error)
+            raise
+
+    # One board for both tries: the second one goes on with the files of the first.
+    with _board(session) as board:
+        record = _with_readable_data(captured, options.data, partial(train, board))
+    record.data = {"where": captured.choice.where, "reason": captured.choice.reason}
+    model.history.nfdt = record
+    session.fits.append(record)
+    return model.history
+
+
+def submit_fit(session: JobSession, model: Any, arguments: dict[str, Any]) -> JobHandle:
+    """Submit a ``fit`` as a detached job, which no longer needs this script.
+
+    Raises:
+        UsageError: it needs this script: for its callbacks, or its data.
+    """
+    checked = check_callbacks(arguments["callbacks"])
+    captured = capture(model, arguments, session.options, session.allows_code)
+    if isinstance(captured.train, Stream) or captured.local_validation is not None:
+        raise UsageError(
+            "submit: the data must go with the job. Expected: arrays, tensors or a PyDataset that the workers can "
+            f"read. Received: data that only this script can read ({captured.choice.reason}). "
+            "Use nfdt.distribute."
+        )
+    batch = captured.train.first()
+    check_batch(model, batch)
+    initial_epoch = int(arguments["initial_epoch"])
+    if initial_epoch >= captured.epochs:
+        raise UsageError(f"submit: expected epochs above {initial_epoch}. Received: {captured.epochs}.")
+    captured.callbacks = begin_callbacks(checked, model, initial_epoch)
+    submission, _ = prepare(session, captured, batch, initial_epoch, interactive=False)
+    job_id = session.send(replace(submission, name=next(session.names))).job_id
+    return JobHandle(job_id, session.release_connection())
+
+
+def prepare(
+    session: JobSession, captured: Capture, batch: Any, initial_epoch: int, *, interactive: bool
+) -> tuple[Submission, PackedProgram]:
+    """Pack the model and check that the server accepts the job, before anything is uploaded.
+
+    Returns:
+        The job with its artifacts, and its program.
+    """
+    packed = pack(captured.model, batch, sources=list(captured.changeable) if interactive else ())
+    if session.options.algorithm.consistency_facts.synchronous:
+        packed = replace(packed, manifest=merged_in_rounds(captured.model, packed.manifest))
+    move_validation(captured, batch, interactive=interactive)
+    cluster = session.place(packed.code or captured.ships_code)
+    cluster = cluster_for(captured.model, session.options.algorithm, cluster)
+    check_shards(captured.model, packed.manifest, cluster)
+    detached = [] if interactive else callbacks.schedulers(captured.arguments["callbacks"])
+    check_local_optimizers(captured.model, packed.manifest, session.options.algorithm, detached)
+    submission = specify(
+        captured, packed, session.options, cluster=cluster, initial_epoch=initial_epoch, interactive=interactive
+    )
+    return submission, packed
+
+
+def _outside(captured: Capture, packed: PackedProgram) -> Outside:
+    """Return what the program has besides the model and the script may change."""
+    data = [ChangedData(captured.changeable.get(name), name) for name in packed.manifest.sources_by_value]
+    fixed = [(v, OF_DATASET) for v in captured.fixed] + [(v, OF_SCHEDULE) for v in packed.fixed]
+    if runs_eagerly(captured.model):
+        fixed.append((CodeValues(packed.functions), OF_CODE))
+    return Outside([*packed.outside, *data], fixed)
+
+
+@contextlib.contextmanager
+def _board(session: JobSession) -> Iterator[Board | None]:
+    """Yield the writer for TensorBoard, if one is asked for; further fits of a session have folders of their own."""
+    folder = session.options.tensorboard
+    if folder is None:
+        yield None
+        return
+    with contextlib.closing(Board(folder / f"fit-{len(session.fits) + 1}" if session.fits else folder)) as board:
+        yield board
+
+
+def _keep_failure(session: JobSession, job: InteractiveJob, error: Exception) -> None:
+    """Keep what a failed job leaves on a server that ends with its session, and note where in the error."""
+    if isinstance(error, UnreadableData | ServerUnreachable):
+        return
+    with contextlib.suppress(NfdtError):
+        state_dir = session.own_state_dir()
+        if state_dir is not None and (folder := keep_failure(job, state_dir)) is not None:
+            error.add_note(describe_kept(folder))
+
+
+def _with_readable_data(captured: Capture, mode: str, train: Callable[[], FitRecord]) -> FitRecord:
+    """Train; if the workers cannot read data before anything is trained, train with data read in this process.
+
+    Raises:
+        UnreadableData: the workers cannot read the data, and ``data="workers"``, or training has begun.
+    """
+    try:
+        return train()
+    except UnreadableData as error:
+        if mode == "workers":
+            raise placement.refused(str(error)) from error
+        if not captured.ships_code or trained_before(error):
+            raise
+        logger.warning("The data are read in this process, not on the workers: %s", error)
+        captured.read_here(str(error))
+    return train()
+
+
+def _finish_without_epochs(captured: Capture, listeners: Any) -> Any:
+    """Finish a fit without epochs as Keras does: no training, no logs."""
+    if captured.epochs > 0 and captured.model.optimizer is not None and captured.model.optimizer.built:
+        finalize(captured.model)
+    listeners.on_train_end(None)
+    captured.model.history.nfdt = FitRecord({}, where="nowhere", reason="no epoch is left to train")
+    return captured.model.history
+
+
+def _local_validation(captured: Capture, listeners: Any) -> Validation | None:
+    """Return Keras' own evaluation in this process, for data that only this process can read; else None."""
+    if captured.local_validation is None:
+        return None
+    model, arguments = captured.model, captured.arguments
+    x, y, sample_weight = captured.local_validation
+    batch_size = arguments["validation_batch_size"] or arguments["batch_size"]
+    data = {"x": x, "y": y, "sample_weight": sample_weight, "batch_size": batch_size}
+    iterators: list[Any] = []  # one for all epochs, as in Keras: a generator continues where it stopped
+
+    def validate(epoch: int) -> dict[str, Any] | None:
+        if not keras_data.is_due(model, epoch, arguments["validation_freq"]):
+            return None
+        if not iterators:
+            iterator = keras_data.evaluation_iterator(
+                **data,
+                distribute_strategy=model.distribute_strategy,
+                steps_per_execution=model.steps_per_execution,
+                steps_per_epoch=arguments["validation_steps"],
+                shuffle=False,
+            )
+            iterators.append(iterator)
+        steps = arguments["validation_steps"]
+        return dict(keras_data.evaluate_with(model, iterators[0], **data, steps=steps, callbacks=listeners))
+
+    return validate
