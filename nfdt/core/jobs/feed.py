@@ -81,15 +81,12 @@ class BatchFeed(Protocol):
     @property
     def closed(self) -> bool:
         """Whether the job has ended."""
-        ...
 
     def open(self) -> int:
         """Begin with a client, which may be another one than before; return its number."""
-        ...
 
     def await_room(self, client: int, epoch: int, size: int) -> None:
         """Wait until there is room for a batch of so many bytes, or no need for it."""
-        ...
 
     def offer(self, client: int, batch: StreamedBatch) -> None:
         """Accept a batch of the newest client; drop one of another client or of an epoch that is over.
@@ -97,12 +94,9 @@ class BatchFeed(Protocol):
         Raises:
             ProtocolError: The client had no credit for it.
         """
-        ...
 
     def end(self, epoch: int, error: str | None = None) -> None:
         """Record that the client's iterator has no more batches for this epoch, or raised."""
-        ...
 
     def grant(self, timeout_s: float) -> pb.FeedCredit | None:
         """Return new credits to announce; None when the job is over or after ``timeout_s`` without any."""
-        ...

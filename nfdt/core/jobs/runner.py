@@ -22,16 +22,13 @@ class Launcher(Protocol):
 
         ``backend``: that of Keras in the workers that are started from now on; "" for no change.
         """
-        ...
 
     @property
     def failure(self) -> str | None:
         """Reason why no slots can be started; None while they can."""
-        ...
 
     def stop(self) -> None:
         """End every slot process and wait for it, up to a deadline."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -91,11 +88,9 @@ class JobRunner(Protocol):
         Raises:
             UsageError: the job cannot run, whatever slots there are.
         """
-        ...
 
     def submitted(self, job_id: str) -> None:
         """Take note of a new job, which is queued in the store."""
-        ...
 
     def control(self, request: pb.ControlRequest) -> None:
         """Forward an action to a job; a job that has ended ignores it.
@@ -103,15 +98,12 @@ class JobRunner(Protocol):
         Raises:
             UsageError: there is no such job, or the action is not possible at this moment.
         """
-        ...
 
     def snapshot(self, job_id: str) -> pb.SnapshotReply:
         """Return the current state of a job, or the last one that it left."""
-        ...
 
     def feed(self, job_id: str) -> BatchFeed:
         """Return the entry for the client's batches of a job."""
-        ...
 
     def watching(self, job_id: str, change: int, session: str = "") -> None:
         """Change the number of clients that watch the job by ``change`` (1 or -1).
@@ -121,28 +113,21 @@ class JobRunner(Protocol):
         Raises:
             JobTaken: the client of another session watches the job.
         """
-        ...
 
     def check_free(self, job_id: str, session: str) -> None:
         """Raise JobTaken if the client of another session watches the job."""
-        ...
 
     def slot_counts(self) -> SlotCounts:
         """Return the counts of the connected worker slots."""
-        ...
 
     def slots(self) -> list[RegisteredSlot]:
         """Return all connected slots."""
-        ...
 
     def places(self) -> dict[str, int]:
         """Return the place of each waiting job in the queue, from 1 on."""
-        ...
 
     def measures(self) -> dict[str, JobMeasures]:
         """Return the numbers of each job that trains now."""
-        ...
 
     def artifacts_in_use(self) -> set[str]:
         """Return the artifacts that must stay on disk."""
-        ...

@@ -48,7 +48,6 @@ class Page(Protocol):
 
     def make_link(self, holder: Holder, job_id: str = "") -> str:
         """Return a link that opens the page once, at a job or at the list of jobs, with the rights of the holder."""
-        ...
 
 
 class JobsService(jobs_pb2_grpc.JobsServicer):

@@ -19,17 +19,14 @@ class Traffic(Protocol):
     @property
     def bytes_sent(self) -> int:
         """Number of bytes sent."""
-        ...
 
     @property
     def bytes_received(self) -> int:
         """Number of bytes received."""
-        ...
 
     @property
     def codecs(self) -> Mapping[str, Any]:
         """Codecs in use, where they are chosen while the job runs."""
-        ...
 
 
 @dataclass
