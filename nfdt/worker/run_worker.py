@@ -58,14 +58,14 @@ def run_worker(
             shards.shards,
             layout,
             assignment.worker,
-            shards.token,
+            shards.shard_token,
             timeout_s=spec.step_timeout_s,
             patience=make_patience(),
             overlap=spec.algorithm.overlap,
             choice=choice,
             tables=tables,
             emulated=emulated,
-            ca_file=shards.authority or None,
+            ca_file=shards.shard_ca or None,
         )
 
     context.moves.announce(_first_shards(assignment))

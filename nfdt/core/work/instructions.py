@@ -115,15 +115,15 @@ class MoveShards:
     """All shards have been restored from a snapshot: connect to these; what was in flight is lost.
 
     Nothing that was done with the shards of an older ``incarnation`` counts, and none of it is reported.
-    ``shards`` are their addresses, in order. ``token`` is the worker's token for them, and ``authority`` the PEM of
+    ``shards`` are their addresses, in order. ``shard_token`` is the worker's token for them. ``shard_ca`` is the PEM of
     their certificates' authority; empty: they serve in plain text.
     """
 
     job_id: str
     incarnation: int
     shards: tuple[str, ...]
-    token: str = field(repr=False)
-    authority: bytes = field(default=b"", repr=False)
+    shard_token: str = field(repr=False)
+    shard_ca: bytes = field(default=b"", repr=False)
 
 
 Instruction = Wait | Work | BeginEpoch | CollectState | Evaluate | Summarise | Leave | MoveShards
@@ -158,7 +158,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class CallbackDecision:
-    """CallbackDecision of the callbacks of a detached job at the end of an epoch.
+    """Decision of the callbacks of a detached job at the end of an epoch.
 
     ``state`` is their state from now on. ``learning_rate`` is that of the next epoch; None: unchanged. ``stop``: the
     training ends. ``kept`` are the epochs whose weights they may restore, ``restored`` is the one whose weights are the
