@@ -214,7 +214,7 @@ def make_server(
         ],
         maximum_concurrent_rpcs=max_threads,
     )
-    server = GuardedServer(served, doorkeeper)
+    server: Any = GuardedServer(served, doorkeeper)
     from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # clients need not have it
 
     checks = health.HealthServicer()
