@@ -84,7 +84,7 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
         self._holders, self._audit = holders, audit
         self._versions, self._allow_code, self._shared_dir = versions, allow_code, shared_dir
         self._page = page
-        self._submissions = Submissions(store, artifacts, runner, audit, allow_code=allow_code, limits=limits)
+        self._submissions = Submissions(store, artifacts, runner, audit, allow_code, limits)
 
     def _holder(self, context: Any) -> Holder:
         """Return the holder of the token that came with a call."""
@@ -179,7 +179,7 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
         try:
             context.add_callback(self._store.wake)
             for event in self._events(request.job_id, request.after, context):
-                yield _to_message(event)
+                yield pb.JobEvent(cursor=event.cursor, at=event.at, kind=event.kind, data_json=json.dumps(event.data))
         finally:
             self._runner.watching(request.job_id, -1, session)
 
@@ -302,38 +302,25 @@ def _receive(feed: BatchFeed, client: int, messages: Iterator[pb.FedBatch], fail
         _log.info("the feed of a job ended: %s", type(error).__name__)
 
 
-def _to_message(event: Event) -> pb.JobEvent:
-    return pb.JobEvent(cursor=event.cursor, at=event.at, kind=event.kind, data_json=json.dumps(event.data))
-
-
 def artifacts_of(record: JobRecord) -> set[str]:
     """Return the artifacts that belong to a job: what it was submitted with, and the states that it left."""
-    left = record.states
-    return artifact_names(parse_job(record.spec_json)) | left
+    return artifact_names(parse_job(record.spec_json)) | record.states
 
 
 def describe(record: JobRecord, places: Mapping[str, int]) -> pb.JobDescription:
     """Return the message for a job's row; ``places`` holds the places of waiting jobs in the queue."""
-    spec = parse_job(record.spec_json)
-    return pb.JobDescription(
-        job_id=record.job_id,
-        name=spec.name,
-        state=record.state,
-        reason=record.reason or "",
-        algorithm=spec.algorithm.name,
-        workers=spec.cluster.workers,
-        epoch=record.epoch,
-        epochs=spec.fit.epochs,
-        submitted_at=record.submitted_at,
-        ended_at=record.ended_at or 0.0,
-        last_logs_json=record.last_logs_json or "",
-        result_artifact=record.result_artifact or "",
-        workers_json=record.workers_json or "",
-        program=spec.program,
-        user=spec.user,
-        script=spec.script,
-        started_at=record.started_at or 0.0,
-        place=places.get(record.job_id, 0),
-        given_name=record.name or "",
-        resumable_from=(record.checkpoint_epochs or 0) if record.state in ("failed", "cancelled") else 0,
-    )
+    spec, fields = parse_job(record.spec_json), vars(record)
+    same = {name: fields[name] for name in pb.JobDescription.DESCRIPTOR.fields_by_name if name in fields}
+    others = {
+        "name": spec.name,
+        "algorithm": spec.algorithm.name,
+        "workers": spec.cluster.workers,
+        "epochs": spec.fit.epochs,
+        "program": spec.program,
+        "user": spec.user,
+        "script": spec.script,
+        "place": places.get(record.job_id, 0),
+        "given_name": record.name,
+        "resumable_from": (record.checkpoint_epochs or 0) if record.state in ("failed", "cancelled") else 0,
+    }
+    return pb.JobDescription(**same | others)
