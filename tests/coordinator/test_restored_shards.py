@@ -15,8 +15,8 @@ from nfdt.coordinator import (
     Wait,
     Work,
 )
-from nfdt.core.clock import ManualClock
 from nfdt.core.specs.job import EpochProgress
+from tests.support.clocks import ManualClock
 from tests.support.restorable_cluster import RestorableCluster, SimulatedShard
 from tests.support.simulated_cluster import job
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from nfdt.consistency import make_policy
 from nfdt.coordinator import Coordinator, Report
-from nfdt.core.clock import ManualClock
 from nfdt.transport.base import Pulled, Pushed
 from nfdt.worker.driver import LoopDriver, Step
 from nfdt.worker.loop import WorkerLoop
+from tests.support.clocks import ManualClock
 from tests.support.simulated_cluster import job
 
 

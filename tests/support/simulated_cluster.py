@@ -29,13 +29,13 @@ from nfdt.coordinator import (
     Work,
 )
 from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
-from nfdt.core.clock import ManualClock
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.core.work.instructions import MoveShards
 from nfdt.model.training.merge import encode_arrays
 from nfdt.transport.base import Pulled, Pushed
 from nfdt.worker.driver import LoopDriver, Step
 from nfdt.worker.loop import WorkerLoop
+from tests.support.clocks import ManualClock
 
 RULES = [{"rule": "mean", "decay": None}]
 

@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from nfdt.core.clock import ManualClock
 from nfdt.core.errors import NotStored, ProtocolError, ServerUnreachable
 from nfdt.core.jobs import store as stores
 from nfdt.core.jobs.artifacts import ArtifactStore
@@ -16,6 +15,7 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.spans import CAPACITY, COMPUTE, SPAN, WAIT, SpanRing, read_spans, track_of
 from nfdt.jobserver.job_log import JobLog, SlotNotes
 from nfdt.worker.span_sender import ClockEstimate, delivered_spans
+from tests.support.clocks import ManualClock
 
 
 @pytest.fixture
