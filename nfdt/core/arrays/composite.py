@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import ProtocolError
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)

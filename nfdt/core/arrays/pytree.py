@@ -19,12 +19,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
+from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import CaptureError, ProtocolError
-
-Array = npt.NDArray[Any]
 
 MAX_DEPTH = 32
 KINDS = "biufcUS"

@@ -42,11 +42,6 @@ def load_key_pair(context: ssl.SSLContext, cert: Pem, key: Pem | None) -> None:
         context.load_cert_chain(file.name)
 
 
-def trust(context: ssl.SSLContext, authority: Pem) -> None:
-    """Make a TLS context trust certificates."""
-    context.load_verify_locations(cadata=read_pem(authority).decode())
-
-
 @contextlib.contextmanager
 def checked(expected: str, *pems: Pem | None) -> Iterator[None]:
     """Turn an error of the TLS library about PEM data into an error that names the files.
@@ -190,7 +185,7 @@ def server_tls(cert: Pem, key: Pem | None, client_ca: Pem | None) -> ssl.SSLCont
         load_key_pair(context, cert, key)
     if client_ca:
         with checked("PEM certificates of those who sign clients' certificates", client_ca):
-            trust(context, client_ca)
+            context.load_verify_locations(cadata=read_pem(client_ca).decode())
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 

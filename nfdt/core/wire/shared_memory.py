@@ -89,11 +89,10 @@ class Offer:
             self._socket.listen()
             self._thread = threading.Thread(target=self._hand_out, args=(file,), name="memory-offer", daemon=True)
             self._thread.start()
-        except RuntimeError as error:  # no thread can be started
+        except BaseException as error:
             os.close(file)
-            raise OSError(errno.EAGAIN, str(error)) from error
-        except BaseException:
-            os.close(file)
+            if isinstance(error, RuntimeError):  # no thread can be started
+                raise OSError(errno.EAGAIN, str(error)) from error
             raise
 
     def frame(self, worker: str) -> Frame:
