@@ -146,8 +146,7 @@ class ArtifactStore:
         digest = hashlib.sha256()
         if offset:
             with partial.open("rb") as file:
-                while block := file.read(CHUNK_BYTES):
-                    digest.update(block)
+                hashlib.file_digest(file, lambda: digest)
         before = self.have_bytes(sha256)
         try:
             self._fill(partial, digest, total, offset, chunks)
