@@ -1,4 +1,4 @@
-"""Time as a value that is passed in, so that pure code can be tested and simulated."""
+"""Source of time as an argument, so that pure code can be tested and simulated."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class SlotPool:
             slot = found or PoolSlot(hello)
             if found is None:
                 self._slots.append(slot)
-            slot.to_send.arrived(received)
+            slot.to_send.acknowledge(received)
             slot.stream, slot.away = slot.to_send.open(), False
             self._changed.notify_all()
             _log.info("%s slot %s attends%s", hello.role, hello.name, " again" if found else "")
@@ -102,7 +102,7 @@ class SlotPool:
         """Forward a message to the listener; drop repeated messages and those of another job."""
         kind = message.WhichOneof("message")
         with self._changed:
-            slot.to_send.arrived(message.received)
+            slot.to_send.acknowledge(message.received)
             if slot.received < message.number:
                 slot.received = message.number
             elif message.number:

@@ -1,4 +1,4 @@
-"""Named arrays stored consecutively in a flat float32 vector."""
+"""Layout of named arrays in a flat float32 vector, and its division into runs for shards."""
 
 from __future__ import annotations
 

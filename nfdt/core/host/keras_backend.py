@@ -1,4 +1,4 @@
-"""Backend of Keras, found without importing Keras."""
+"""The backend of Keras, determined without importing Keras."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Job servers that scripts of this user run on this machine: where commands of the same user find them.
+"""Job servers that this user's scripts run on this machine, for commands of the same user.
 
-Each server describes itself in a file of its own, with mode 0600, as long as it lives.
+Each server describes itself in a file with mode 0600 for as long as it runs.
 """
 
 from __future__ import annotations

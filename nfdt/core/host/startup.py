@@ -1,4 +1,4 @@
-"""Start of a process: large libraries imported quickly and without their threads, and a log of its phases."""
+"""Start of a process: quick imports of large libraries, without their threads, and a log of the phases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Artifacts: files named by the sha256 of their content, either complete or absent."""
+"""Artifacts: files on the server, named by the sha256 of their content, and either complete or absent."""
 
 from __future__ import annotations
 

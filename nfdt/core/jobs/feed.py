@@ -1,4 +1,4 @@
-"""Batches that a client feeds to a job, with credits: the client never sends more than there is room for."""
+"""Batches that a client streams to a job. Credits keep it from sending more than there is room for."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class BatchAssembly:
         self._received = self._total = 0
 
     def add(self, piece: pb.FedBatch) -> StreamedBatch | None:
-        """Take the next piece; return the batch that it completes.
+        """Add the next piece; return the batch if it is now complete, else None.
 
         Raises:
             ProtocolError: The batch is too large, or the piece is not the next one.
@@ -83,7 +83,7 @@ class BatchFeed(Protocol):
         """Whether the job has ended."""
 
     def open(self) -> int:
-        """Begin with a client, which may be another one than before; return its number."""
+        """Start accepting batches of a new client, and only of it; return its number."""
 
     def await_room(self, client: int, epoch: int, size: int) -> None:
         """Wait until there is room for a batch of so many bytes, or no need for it."""

@@ -1,4 +1,4 @@
-"""The Jobs service: decodes a request, calls the component in charge, encodes the answer."""
+"""The Jobs service, for scripts and the command line: it decodes requests, calls other parts, and encodes answers."""
 
 from __future__ import annotations
 
@@ -91,17 +91,17 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
         return holder
 
     def _record(self, job_id: str, context: Any) -> JobRecord:
-        """Return a job that the caller may know of.
+        """Return a job that the caller may see.
 
         Raises:
             UsageError: There is no such job, or it belongs to another owner.
         """
         record = self.store.get(job_id)
         if not self._holder(context).sees(record.owner):
-            raise unknown_job(job_id)
+            raise unknown_job(job_id)  # as for a job that does not exist: its identifier is not confirmed either
         return record
 
-    def _note(self, action: str, job_id: str, context: Any, **details: str) -> None:
+    def _write_audit(self, action: str, job_id: str, context: Any, **details: str) -> None:
         self.audit.write(action, self._holder(context), context.peer(), job_id, **details)
 
     @answering
@@ -199,7 +199,7 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
         if action == "set_weights":
             self.artifacts.path(request.set_weights.artifact)
         if action == "cancel":
-            self._note("cancel", request.job_id, context)
+            self._write_audit("cancel", request.job_id, context)
         self.runner.control(request)
         return pb.ControlReply()
 
@@ -276,12 +276,13 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
             records = [one for one in self.store.ended_before(request.older_than_s) if holder.sees(one.owner)]
         for record in records:
             self.store.delete(record.job_id)
+        # Jobs share artifacts, for instance the data of two runs of a script.
         needed = self.runner.artifacts_in_use().union(*map(artifacts_of, self.store.jobs()))
         unneeded = set[str]().union(*map(artifacts_of, records)) - needed
         freed = sum(self.artifacts.delete(name) for name in unneeded)
         for record in records:
             _log.info("job %s is deleted", record.job_id)
-            self._note("delete", record.job_id, context)
+            self._write_audit("delete", record.job_id, context)
         return pb.DeleteReply(job_ids=[record.job_id for record in records], bytes=freed)
 
 

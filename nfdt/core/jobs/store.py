@@ -1,4 +1,4 @@
-"""Jobs and their events in SQLite: the only durable record of a job server besides its artifacts."""
+"""Jobs and their events in SQLite: with the artifacts, all that a job server keeps on disk."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _event(row: sqlite3.Row) -> Event:
 
 
 def unknown_job(job_id: str) -> UsageError:
-    """Return the error about a job that is not there."""
+    """Return the error for a job that does not exist."""
     return UsageError(f"No job {job_id!r} on this server. `nfdt jobs list` shows the jobs there are.")
 
 
@@ -119,7 +119,7 @@ class JobStore:
             return database.execute(query, values).fetchall()
 
     def add(self, job_id: str, spec_json: str, *, session: str, owner: str, naming: Naming | None = None) -> int:
-        """Add a new job, queued; return the cursor of the last event that it takes over from the one before."""
+        """Add a queued job; return the cursor of the last event that is copied from the job before it."""
         naming = naming or Naming()
         with self._transaction(durable=True) as database:
             if naming.before:
@@ -213,9 +213,10 @@ class JobStore:
             self._insert(job_id, "state", {"state": state, "reason": reason, "error": error}, now)
 
     def update(self, job_id: str, **facts: Any) -> None:
-        """Set some of the columns that describe how far a job is."""
+        """Set some of the columns that describe the progress of a job."""
         if unknown := set(facts) - set(_FACTS):
             raise UsageError(f"Job facts: expected {', '.join(_FACTS)}. Received: {', '.join(sorted(unknown))}.")
+        # A state that was stored before a loss of power must be found after it; progress may be lost.
         columns = ", ".join(f"{name}=?" for name in facts)
         with self._transaction(durable=any(name.endswith("_artifact") for name in facts)) as database:
             database.execute(f"UPDATE jobs SET {columns} WHERE job_id=?", (*facts.values(), job_id))

@@ -1,4 +1,4 @@
-"""Submission of jobs: new ones, those that go on from the state of another one, and those that have a name."""
+"""Submission of jobs: new jobs, jobs that continue another one, and jobs that a script finds again by name."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Checkpoint:
 
     @property
     def where(self) -> str:
-        """Description of the moment of the state."""
+        """Position in the training at which the state was stored, for messages."""
         if self.begun is None or not self.begun.samples:
             return f"from the end of epoch {self.epochs}" if self.epochs else "from the beginning"
         return f"after {self.begun.samples} samples of epoch {self.epochs + 1}"
@@ -197,7 +197,7 @@ class Submissions:
         return manifest
 
     def _add(self, spec: JobSpec, by: SubmittingClient, naming: Naming) -> pb.SubmitReply:
-        """Queue a job that is checked."""
+        """Queue a job that has passed all checks but the quotas."""
         job_id, owner = f"job-{secrets.token_hex(5)}", by.holder.owner
         active = [parse_job(record.spec_json) for record in self.store.active_of(owner)]
         admission.check_quotas(spec, active, by.holder, self.limits)

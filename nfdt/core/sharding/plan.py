@@ -1,4 +1,4 @@
-"""The part of a model that one shard owns, its place in the optimizer's state, and the division of a job's state."""
+"""Division of a model among shards: the variables and optimizer state that each holds, and how states are cut."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ShardPlan:
         return weights[self.start : self.start + size]
 
     def bindings(self, variables: int) -> list[tuple[OptimizerSlot, ...]]:
-        """Return for each of the shard's optimizer variables, in order, its parts: the whole optimizer's variables.
+        """Return, for each optimizer variable of the shard in order, the whole optimizer's variables that it holds.
 
         A flat optimizer's k-th slot is the concatenation of the k-th slot of every variable.
 

@@ -16,7 +16,7 @@ MOST_COOLDOWN_S = 600
 GLOO_TIMEOUT_S = 60  # limit of the ranks' wait for a rank that is starting, and for an unresponsive host
 PATH = r"^[^-]"  # never an option of a launcher
 ANY_WORLD = ReadWith(topology=("ring", "groups"))  # topologies with Horovod
-LATER_WORLDS = ReadWith(plan=("topology",))
+LATER_WORLDS = ReadWith(plan=("topology",))  # the plan may choose groups while the job trains
 RING = ReadWith(topology=("ring",))
 ELASTIC = ReadWith(topology=("ring",), elastic=(True,))
 _TUNING = (  # option, environment variable of Horovod, argument of horovodrun
@@ -69,6 +69,7 @@ class RingTuning(BaseModel):
         """Return the equivalent environment variables of Horovod."""
         values = {variable: getattr(self, option) for option, variable, _ in _TUNING}
         if self.fusion_threshold_mb is not None:
+            # Horovod reads bytes from the environment, and MiB from its arguments.
             values["HOROVOD_FUSION_THRESHOLD"] = self.fusion_threshold_mb * 2**20
         if self.autotune:
             values["HOROVOD_AUTOTUNE"] = 1

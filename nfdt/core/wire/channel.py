@@ -119,7 +119,7 @@ def open_channel(
 
 
 class _TokenGate(grpc.ServerInterceptor):
-    """Rejects calls without a valid token before their first message is read, and parses the requests of the others."""
+    """Refuses calls without a valid token before their first message is read, and parses the requests of all others."""
 
     def __init__(self, authenticate: Authenticate, admit: Callable[[grpc.ServicerContext], None]) -> None:
         self._authenticate, self._admit = authenticate, admit

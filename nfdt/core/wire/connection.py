@@ -1,7 +1,7 @@
-"""Bytes over one TCP connection, plain or TLS, for one thread that sends and one that receives.
+"""TCP connections, plain or with TLS, for one thread that sends and one that receives; TLS settings of both sides.
 
-Waits have a time limit. Plain connections block in the kernel, where the limit is set once: Python's own time limits
-cost an extra call per piece. Two threads must not use a TLS object at the same time, so no thread blocks inside it.
+Every wait has a time limit. Plain connections block in the kernel, where the limit is set once: Python's own limits
+cost another system call for each piece. A TLS object serves one thread at a time, so no thread blocks inside it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Limits on the number and the age of connections without a valid token, and a gRPC server that keeps to them.
+"""Limits on the number and age of connections without a valid token, and a gRPC server that enforces them.
 
 grpcio accepts every connection and does not list them, so the sockets of this process are inspected through /proc. A
 connection is a stranger until a call with a valid token has arrived on it. Strangers beyond the limits are shut down,
@@ -86,7 +86,7 @@ class Doorkeeper:
         self._stopped.set()
 
     def admit(self, context: Any) -> None:
-        """Mark the connection of this call as known: a valid token has arrived on it."""
+        """Mark the connection of this call as known, because a valid token has arrived on it."""
         name = context.peer()
         if name not in self._known and (peer := _peer(name)) is not None:
             self._known[name] = peer

@@ -85,15 +85,15 @@ class _Calls:
         self._calls, self._channel = calls, channel
 
     def __call__(self, *request: Any, **more: Any) -> Any:
-        return self._begun(self._calls, *request, **more)
+        return self._call(self._calls, *request, **more)
 
     def with_call(self, *request: Any, **more: Any) -> Any:
-        return self._begun(self._calls.with_call, *request, **more)
+        return self._call(self._calls.with_call, *request, **more)
 
     def future(self, *request: Any, **more: Any) -> Any:
-        return self._begun(self._calls.future, *request, **more)
+        return self._call(self._calls.future, *request, **more)
 
-    def _begun(
+    def _call(
         self, call: Callable[..., Any], request: Any, timeout: float | None = None, metadata: Any = None, **more: Any
     ) -> Any:
         try:

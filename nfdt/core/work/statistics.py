@@ -1,4 +1,4 @@
-"""Statistics that a worker reports, as JSON: totals since it joined the job. ``history.nfdt`` shows them."""
+"""Statistics of a worker: totals since it joined the job, reported as JSON and shown in ``history.nfdt``."""
 
 from __future__ import annotations
 

@@ -39,7 +39,9 @@ class Task:
 
 
 class TaskNumbers:
-    """Set of numbers, kept as sorted and disjoint ranges; ranges that touch are merged.
+    """Set of integers, stored as sorted, disjoint ranges; adjacent ranges are merged.
+
+    Most tasks are applied nearly in order, so a few ranges describe all of them.
 
     Args:
         ranges: (begin, end) of each range, sorted and disjoint.
