@@ -101,7 +101,7 @@ class RaggedArray:
         start, stop, _ = rows.indices(len(self.splits[0]) - 1)
         stop, splits = max(start, stop), []
         for borders in self.splits:
-            own = borders[start : stop + 1]
+            own = borders[start : stop + 1]  # the next dimension has the rows between the first and the last of these
             splits.append(own - own[0])
             start, stop = int(own[0]), int(own[-1])
         return RaggedArray(self.values[start:stop], tuple(splits))

@@ -38,6 +38,7 @@ def configured_backend(environ: Mapping[str, str]) -> Backend:
 
 
 def _directory(environ: Mapping[str, str]) -> Path:
+    # As Keras determines it.
     if home := environ.get("KERAS_HOME"):
         return Path(home).expanduser()
     base = Path("~").expanduser()
@@ -46,6 +47,7 @@ def _directory(environ: Mapping[str, str]) -> Path:
 
 def loaded_backend() -> Backend | None:
     """Return the backend that Keras has loaded; None before it is imported."""
+    # A module that is still being imported may lack attributes.
     backend = getattr(getattr(sys.modules.get("keras"), "config", None), "backend", None)
     return None if backend is None else Backend(str(backend()), "loaded when Keras was imported")
 

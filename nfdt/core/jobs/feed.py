@@ -58,6 +58,7 @@ class BatchAssembly:
                     f"Feed: expected a batch of at most {MAX_BATCH_BYTES} bytes. Received: {piece.total_bytes} bytes."
                 )
             self._total = piece.total_bytes
+            # Waiting here holds up the stream, and gRPC's flow control then stops the client.
             self._await_room(piece.epoch, self._total)
         stop = piece.offset + len(piece.data)
         if piece.offset != self._received or not piece.data or stop > self._total:
@@ -86,7 +87,7 @@ class BatchFeed(Protocol):
         """Start accepting batches of a new client, and only of it; return its number."""
 
     def await_room(self, client: int, epoch: int, size: int) -> None:
-        """Wait until there is room for a batch of so many bytes, or no need for it."""
+        """Wait until a batch of ``size`` bytes fits, or is not needed any more."""
 
     def offer(self, client: int, batch: StreamedBatch) -> None:
         """Accept a batch of the newest client; drop one of another client or of an epoch that is over.

@@ -154,9 +154,11 @@ def open_database(path: Path) -> sqlite3.Connection:
         OSError: The file cannot be made or written.
         sqlite3.Error: The file is no database.
     """
+    # SQLite would create the file with the permissions of the umask.
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
     database.row_factory = sqlite3.Row
+    # A killed server loses nothing with these; a loss of power may undo the newest commits, unless they are durable.
     for pragma in ("journal_mode=WAL", "synchronous=NORMAL"):
         database.execute(f"PRAGMA {pragma}")
     database.executescript(_SCHEMA)

@@ -163,7 +163,7 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
 
     @answering
     def Resume(self, request: pb.JobRef, context: Any) -> pb.SubmitReply:
-        """Queue a job that goes on from the last epoch's state of another one."""
+        """Queue a job that continues another one from its last stored state."""
         record = self._record(request.job_id, context)
         return self._submissions.resume(record, SubmittingClient(self._holder(context), context.peer()))
 

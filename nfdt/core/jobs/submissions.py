@@ -157,7 +157,7 @@ class Submissions:
             return self._begin_named(spec, manifest, by, Naming(name, json.dumps(identity)), before)
 
     def resume(self, record: JobRecord, by: SubmittingClient) -> pb.SubmitReply:
-        """Queue a detached job that goes on from the last stored state of another one, whose name it takes.
+        """Queue a detached job that continues another one from its last stored state, and takes its name.
 
         Raises:
             UsageError: The job has not ended or has succeeded, left no state, or its data came from its script.
@@ -187,7 +187,7 @@ class Submissions:
         return reply
 
     def _check(self, spec: JobSpec) -> Manifest:
-        if spec.code and not self.allow_code:
+        if spec.code and not self.allow_code:  # before any file of it is read
             admission.check_code(spec, Manifest({}), allow_code=False)
         admission.check_artifacts(spec, self.artifacts)
         manifest = admission.read_manifest(spec, self.artifacts)
@@ -224,7 +224,7 @@ class Submissions:
     def _begin_named(
         self, spec: JobSpec, manifest: Manifest, by: SubmittingClient, naming: Naming, before: JobRecord | None
     ) -> pb.SubmitReply:
-        """Queue a job with a name; it goes on from the last state of the one that failed, if both are one program."""
+        """Queue a job with a name; it continues the failed job of that name if both are the same program."""
         if before is None:
             return self._add(spec, by, naming)
         naming = replace(naming, before=before.job_id)

@@ -204,6 +204,7 @@ def sparse_tables(manifest: Manifest, algorithm: AlgorithmSpec, shards: int) -> 
     if not (algorithm.sparse and plain and as_they_are) or any(options.get(name) for name in moved):
         return ()
     pieces = [piece for run in layout.cut(shards) for piece in run.pieces]
+    # A table is sent as rows only if every shard holds whole rows of it.
     cut_rows = {piece.variable for piece in pieces if len(piece.shape) != len(piece.slot.shape)}
     return tuple(i for i in manifest.tables if layout.slots[i].size >= MIN_TABLE_SIZE and i not in cut_rows)
 

@@ -55,6 +55,7 @@ class FrameStream:
             OSError: the connection is gone.
         """
         data, view = header.SerializeToString(), memoryview(payload)
+        # One system call sends header and payload, without joining them.
         parts = [memoryview(_LENGTH.pack(len(data)) + data)]
         if view.nbytes:
             parts.append(view.cast("B"))

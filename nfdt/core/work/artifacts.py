@@ -68,7 +68,7 @@ class ArtifactReader:
         Raises:
             NfdtError: the server does not have the artifact, or the received bytes have another hash.
         """
-        if not sha256 or Path(sha256).name != sha256:
+        if not sha256 or Path(sha256).name != sha256:  # it must not leave the directory
             raise ProtocolError(f"Artifact name: expected a sha256. Received: {sha256[:80]!r}.")
         if self._is_in_place(sha256):
             assert self._shared is not None
@@ -166,7 +166,7 @@ class ArtifactReader:
 
 
 def _without(ranges: list[tuple[int, int]], received: int) -> list[tuple[int, int]]:
-    """Return what is left of ranges after their first ``received`` bytes.
+    """Return the rest of some ranges after their first ``received`` bytes.
 
     Raises:
         ProtocolError: they have fewer bytes.

@@ -111,7 +111,7 @@ class SlotStream:
     def sender(self) -> Callable[..., None]:
         """Return a :meth:`send` for assignments of the current server; it drops messages once another one is there.
 
-        A restarted server may have assigned the same job anew.
+        A restarted server may have assigned the same job again.
         """
         registration = self._registrations
 
@@ -233,7 +233,7 @@ class NextCalls:
         return self._patiently(call)
 
     def _patiently(self, call: Callable[[float], Answer]) -> Answer:
-        """Call with a time limit in seconds, again and again until there is an answer."""
+        """Call, with a time limit in seconds for each attempt, until there is an answer."""
         patience, began = Patience(self._patience_s, self._stopped), time.monotonic()
         while True:
             try:
