@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from nfdt.core.errors import ProtocolError
-from nfdt.core.jobs.runner import RegisteredSlot, Role, SlotCounts
+from nfdt.core.jobs.runner import Role, SlotCounts
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.wire.jobs_pb2 import SlotDescription
 from nfdt.jobserver.pool_slot import JoinedSlot, PoolSlot, SlotChoice, SlotMessageKind, SlotUser
 
 _log = logging.getLogger(__name__)
@@ -287,13 +288,14 @@ class SlotPool:
             free = sum(s.job_id is None and not s.away for s in workers)
             return SlotCounts(len(workers), free, tuple(s.versions for s in workers))
 
-    def registered(self) -> list[RegisteredSlot]:
+    def registered(self) -> list[SlotDescription]:
         """Return a description of every slot, by machine and name."""
         with self._changed:
             slots = [(slot.hello, slot.job_id or "", slot.away) for slot in self._slots if not slot.dismissed]
+        names = ("name", "host", "pid", "role", "device", "versions")
         found = [
-            RegisteredSlot(h.name, h.host, h.pid, h.role, h.device, dict(h.versions), job_id, away)
-            for h, job_id, away in slots
+            SlotDescription(**{name: getattr(hello, name) for name in names}, job_id=job_id, away=away)
+            for hello, job_id, away in slots
         ]
         return sorted(found, key=lambda slot: (slot.host, slot.role, slot.name))
 

@@ -63,7 +63,7 @@ def version_conflict(client: Mapping[str, str], worker: Mapping[str, str]) -> st
 
 
 def backend_of(versions: Mapping[str, str]) -> str:
-    """Return the backend of Keras that these versions state; TensorFlow where an older release states none."""
+    """Return the backend of Keras that these versions state; TensorFlow where they state none."""
     return versions.get("backend") or TENSORFLOW
 
 

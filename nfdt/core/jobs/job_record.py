@@ -113,23 +113,6 @@ class Naming:
     epochs: int = 0
 
 
-@dataclass(frozen=True)
-class StoredSpans:
-    """One delivery of spans.
-
-    Attributes:
-        process: Name of the process in the job.
-        records: The spans, see :mod:`nfdt.core.work.spans`.
-        offset_s: The server's clock minus that of the process, in seconds.
-        error_s: Error of that difference.
-    """
-
-    process: str
-    records: bytes
-    offset_s: float
-    error_s: float
-
-
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
   job_id TEXT PRIMARY KEY, spec_json TEXT NOT NULL, session TEXT NOT NULL, owner TEXT NOT NULL,

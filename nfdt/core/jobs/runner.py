@@ -24,31 +24,6 @@ class SlotCounts:
 
 
 @dataclass(frozen=True)
-class RegisteredSlot:
-    """One registered slot.
-
-    Attributes:
-        name: Name of the slot.
-        host: Name of its machine.
-        pid: Identifier of its process.
-        role: ``"worker"`` or ``"shard"``.
-        device: Device on which it computes.
-        versions: Versions of Python, Keras and TensorFlow that it runs.
-        job_id: Job that uses it; "" if it is free.
-        away: Whether its connection is interrupted.
-    """
-
-    name: str
-    host: str
-    pid: int
-    role: str
-    device: str
-    versions: Mapping[str, str]
-    job_id: str
-    away: bool
-
-
-@dataclass(frozen=True)
 class JobMeasures:
     """Numbers of a running job that are not stored.
 
@@ -103,8 +78,8 @@ class JobRunner(Protocol):
     def slot_counts(self) -> SlotCounts:
         """Return the counts of the connected worker slots."""
 
-    def slots(self) -> list[RegisteredSlot]:
-        """Return all connected slots."""
+    def slots(self) -> list[pb.SlotDescription]:
+        """Return new descriptions of all connected slots."""
 
     def places(self) -> dict[str, int]:
         """Return the place of each waiting job in the queue, from 1 on."""

@@ -6,7 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -243,16 +243,14 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
     @answering
     def Trace(self, request: pb.JobRef, context: Any) -> Iterator[pb.ProcessSpans]:
         """Send what the processes of a job did."""
-        record = self._record(request.job_id, context)
-        for found in self.store.spans(record.job_id):
-            yield pb.ProcessSpans(**asdict(found))
+        yield from self.store.spans(self._record(request.job_id, context).job_id)
 
     @answering
     def Slots(self, request: pb.SlotsRequest, context: Any) -> pb.SlotList:
         """Return the registered slots, with the jobs that the caller may know of."""
         holder = self._holder(context)
         known = {record.job_id for record in self.store.jobs() if holder.sees(record.owner)}
-        found = [pb.SlotDescription(**asdict(slot)) for slot in self.runner.slots()]
+        found = self.runner.slots()
         for slot in found:
             if slot.job_id and slot.job_id not in known:
                 slot.job_id = OTHER_OWNER

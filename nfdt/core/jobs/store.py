@@ -20,11 +20,11 @@ from nfdt.core.jobs.job_record import (
     JobRecord,
     JobState,
     Naming,
-    StoredSpans,
     check_transition,
     is_terminal,
     open_database,
 )
+from nfdt.core.wire import jobs_pb2 as pb
 
 _log = logging.getLogger(__name__)
 
@@ -257,10 +257,10 @@ class JobStore:
                     database.execute("DELETE FROM spans WHERE rowid=?", (row,))
                 total += size
 
-    def spans(self, job_id: str) -> list[StoredSpans]:
+    def spans(self, job_id: str) -> list[pb.ProcessSpans]:
         """Return the deliveries of spans of a job, of each process in order."""
         select = "SELECT process, records, offset_s, error_s FROM spans WHERE job_id=? ORDER BY rowid"
-        return [StoredSpans(**row) for row in self._select(select, (job_id,))]
+        return [pb.ProcessSpans(**row) for row in self._select(select, (job_id,))]
 
     def append(self, job_id: str, kind: EventKind, data: dict[str, Any], at: float | None = None) -> Event:
         """Add an event of the time ``at``; an epoch's end also deletes old progress events of the epoch before."""
