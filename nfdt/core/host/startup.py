@@ -34,7 +34,7 @@ def quick_imports() -> Iterator[None]:
 
 @contextmanager
 def not_importing(*names: str) -> Iterator[None]:
-    """Let imports of these packages fail in the block, where they are optional; afterwards they can be imported.
+    """Make imports of optional packages fail in the block; afterwards they can be imported again.
 
     Args:
         *names: Packages; those that are loaded already stay.
@@ -50,7 +50,8 @@ def not_importing(*names: str) -> Iterator[None]:
 
 @contextmanager
 def without_allocator_threads() -> Iterator[None]:
-    """Let pyarrow, which pandas imports, start no thread that gives unused memory back: no fork would follow then."""
+    """Keep pyarrow, which pandas imports, from starting a thread that returns unused memory to the system."""
+    # A process with threads does not fork.
     theirs = os.environ.get(_ARROW_OPTIONS)
     os.environ[_ARROW_OPTIONS] = ",".join(filter(None, [theirs, "background_thread:false"]))
     try:

@@ -118,13 +118,15 @@ def describe(server: WarmServer) -> bytes:
 
 
 def description_file(folder: Path) -> Path:
-    """Return the path of the file; homes may be shared by several machines."""
+    """Return the path of the description of this machine's warm server."""
+    # Several machines may share a home.
     return folder / f"warm-{socket.gethostname()}.json"
 
 
 @contextlib.contextmanager
 def socket_name(folder: Path) -> Iterator[str]:
-    """Yield a name of the warm server's socket that is short enough for a Unix address, as long as the block runs."""
+    """Yield a name of the warm server's socket that is valid in the block."""
+    # The folder's own path may be too long for the address of a Unix socket (108 bytes).
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{descriptor}/warm-{socket.gethostname()[:64]}.sock"

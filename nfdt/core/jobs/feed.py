@@ -74,7 +74,7 @@ class BatchAssembly:
 
 
 class BatchFeed(Protocol):
-    """Entry of a job for the batches of its client.
+    """Accepts the batches that a client streams to a job.
 
     A credit is the right to send one batch of the current epoch.
     """

@@ -61,7 +61,7 @@ class JobRunner(Protocol):
         """Return the current state of a job, or the last one that it left."""
 
     def feed(self, job_id: str) -> BatchFeed:
-        """Return the entry for the client's batches of a job."""
+        """Return the feed of a job, for batches of its client."""
 
     def watching(self, job_id: str, change: int, session: str = "") -> None:
         """Change the number of clients that watch the job by ``change`` (1 or -1).

@@ -137,7 +137,7 @@ class Doorkeeper:
             late = now - one.since >= limits.stranger_s
             if late or held[host] > limits.strangers_of_one or total > limits.strangers:
                 self._warnings.warn("connection from %s without a token is closed", host)
-                self._shut_down(one)
+                self._shut_down(one)  # grpcio handles it as the end of the connection
                 held[host] -= 1
                 total -= 1
 

@@ -160,9 +160,10 @@ def _read_task(message: pb.Task) -> Task:
 
 def _read(kind: type[_Value], message: Any, **fields: Any) -> _Value:
     """Return a value with these fields, and with those of the same names of the message for all others."""
-    names = kind.__dataclass_fields__  # type: ignore[attr-defined]
-    others = {name: getattr(message, name) for name in names if name not in fields}
-    return kind(**others, **fields)
+    for name in kind.__dataclass_fields__:  # type: ignore[attr-defined]
+        if name not in fields:
+            fields[name] = getattr(message, name)
+    return kind(**fields)
 
 
 def to_request(report: ins.Report) -> pb.NextRequest:
@@ -189,7 +190,7 @@ def _write_finished(report: ins.Report, task: int) -> pb.Finished:
 
 
 def readable_lines(lines: Iterable[pb.OutputLine]) -> list[tuple[str, str]]:
-    """Return level and text of received lines, without what controls terminals; empty lines are left out."""
+    """Return level and text of received lines, without control characters of terminals and without empty lines."""
     found = []
     for line in lines:
         text = line.text[:MOST_CHARACTERS]
