@@ -106,9 +106,9 @@ def read_warm_server(folder: Path) -> WarmServer | None:
         return WarmServer(**json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
+    except UsageError:  # which is a ValueError
+        raise
     except (ValueError, TypeError) as error:
-        if isinstance(error, UsageError):
-            raise
         raise UsageError(f"{path}: expected the description of a warm server. Received: {error}. Remove it.") from None
 
 

@@ -157,9 +157,9 @@ class ArtifactStore:
             # Its bytes are on the disk: a name never stands for an incomplete file, not even after a loss of power.
             partial.replace(self.root / sha256)
             sync_folder(self.root)
+        except NfdtError:  # Refused is a PermissionError, and so an OSError
+            raise
         except OSError as error:
-            if isinstance(error, NfdtError):  # Refused is a PermissionError, and so an OSError
-                raise
             partial.unlink(missing_ok=True)
             raise NotStored(
                 f"Artifact {sha256} cannot be written to {self.root}: {error.strerror or error}. Expected: room for "
