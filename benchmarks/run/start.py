@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import statistics
@@ -10,11 +11,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.reports.report import Report, arguments
 from nfdt.cli.table import render
-from nfdt.core.host.startup import VARIABLE, StartPhase, read_start_log
+from nfdt.core.host.startup import VARIABLE
 
 SCRIPT = """
 import time
@@ -40,6 +42,22 @@ PEERS: dict[str, Sequence[str]] = {
     "nfdt run": RUN,
     "nfdt run, warm": RUN,
 }
+
+
+@dataclass(frozen=True)
+class StartPhase:
+    """One phase that a process has reached; see :func:`nfdt.core.host.startup.note_start`."""
+
+    at: float
+    cpu_s: float
+    process: str
+    phase: str
+
+
+def read_start_log(path: Path) -> Sequence[StartPhase]:
+    """Return the phases in a file, by time."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return sorted((StartPhase(**json.loads(line)) for line in lines), key=lambda phase: phase.at)
 
 
 def measure(command: Sequence[str], script: Path, environment: Mapping[str, str]) -> tuple[float, float]:

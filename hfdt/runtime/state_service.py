@@ -13,7 +13,7 @@ from nfdt.core.errors import ProtocolError, ShapeMismatch, UsageError
 from nfdt.core.wire import shards_pb2 as pb
 from nfdt.core.wire import shards_pb2_grpc
 from nfdt.core.wire.channel import DATA_BYTES, join_address, make_server, same_token
-from nfdt.core.wire.chunks import split
+from nfdt.core.wire.chunks import join_chunks, split
 from nfdt.core.wire.status import answering
 from nfdt.core.wire.workers_pb2 import NextReply, ShardAssignment
 from nfdt.model.keras_internals.training import has_fixed_learning_rate
@@ -104,15 +104,8 @@ class StateService(shards_pb2_grpc.ShardServicer):
     def _receive(self, chunks: Iterator[pb.StateChunk]) -> tuple[State, bytes]:
         size = self._step.layout.size
         most = SPARE_BYTES + 4 * size * MAX_STATE_COPIES
-        data, total = bytearray(), 0
-        for chunk in chunks:
-            total = chunk.total_bytes
-            if total > most or chunk.offset != len(data) or len(data) + len(chunk.data) > total:
-                raise ProtocolError(f"Write: expected at most {most} bytes in order. Received: {total}.")
-            data += chunk.data
-        if len(data) != total:
-            raise ProtocolError(f"Write: expected {total} bytes. Received: {len(data)}.")
-        state = load_state(bytes(data))
+        data = join_chunks(chunks, most, "Write")
+        state = load_state(data)
         if state.weights.size != size:
             raise ShapeMismatch(f"State: expected {size} weights. Received: {state.weights.size}.")
-        return state, bytes(data)
+        return state, data

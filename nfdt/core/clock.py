@@ -1,4 +1,4 @@
-"""Time as a value that is passed in, so that pure code can be tested and simulated."""
+"""Source of time as an argument, so that pure code can be tested and simulated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Return the seconds since an arbitrary start; never decreases."""
-        ...
 
 
 class SystemClock:
@@ -20,18 +19,3 @@ class SystemClock:
     def now(self) -> float:
         """Return the seconds since the machine's start."""
         return time.monotonic()
-
-
-class ManualClock:
-    """A clock that moves only by :meth:`advance`."""
-
-    def __init__(self, start: float = 0.0) -> None:
-        self._now = start
-
-    def now(self) -> float:
-        """Return the time last set."""
-        return self._now
-
-    def advance(self, seconds: float) -> None:
-        """Move the clock forward."""
-        self._now += seconds

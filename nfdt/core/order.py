@@ -28,9 +28,9 @@ def sample_order(samples: int, shuffle: bool, seed: int, pass_index: int) -> Row
 
 
 def keras_order(samples: int, seed: int, block: int) -> RowNumbers:
-    """Return the row numbers in the order in which Keras on TensorFlow takes shuffled arrays, shape ``(samples,)``.
+    """Return the row numbers in the order in which Keras on TensorFlow reads shuffled arrays, shape ``(samples,)``.
 
-    A graph's ``tf.random.shuffle`` draws them; it begins anew with each pass. Equal on every machine.
+    ``tf.random.shuffle`` in a graph draws them, from the same seed in each pass. They are equal on every machine.
 
     Args:
         samples: Number of rows.

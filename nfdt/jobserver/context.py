@@ -12,7 +12,6 @@ from nfdt.core.clock import Clock, SystemClock
 from nfdt.core.errors import UsageError
 from nfdt.core.host.machine import boot_id, memory
 from nfdt.core.jobs.artifacts import ArtifactStore
-from nfdt.core.jobs.runner import Launcher
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
@@ -20,6 +19,7 @@ from nfdt.core.wire.channel import is_loopback
 from nfdt.jobserver.pool_slot import PoolSlot
 from nfdt.jobserver.slot_pool import SlotPool
 from nfdt.launch.horovod import RingLauncher
+from nfdt.launch.processes import LocalLauncher
 from nfdt.launch.slot_process import SlotEnd
 from nfdt.launch.world_store import WorldStores
 
@@ -137,7 +137,7 @@ class ServerContext:
     store: JobStore
     artifacts: ArtifactStore
     pool: SlotPool
-    launcher: Launcher | None = None
+    launcher: LocalLauncher | None = None
     launches_workers: bool = False
     most_workers: int | None = None
     rings: RingLauncher | None = None

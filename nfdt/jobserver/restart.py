@@ -70,8 +70,7 @@ def _take_up(record: JobRecord, spec: JobSpec, store: JobStore, artifacts: Artif
     else:
         admission.check_artifacts(states[0].spec, artifacts)
         before = admission.read_manifest(states[0].spec, artifacts)
-        program = artifacts.put(states[0].manifest(before).to_bytes())
-        spec, where = states[0].resumed(program, before), states[0].where
+        spec, where = states[0].resume(before, artifacts), states[0].where
     _queue(record.job_id, spec, where, store, why)
 
 

@@ -13,7 +13,7 @@ from nfdt.coordinator.progress import StallWatch
 from nfdt.core.errors import NfdtError, ServerUnreachable, UsageError
 from nfdt.core.jobs.feed import BatchFeed
 from nfdt.core.jobs.job_record import is_terminal
-from nfdt.core.jobs.runner import JobMeasures, RegisteredSlot, SlotCounts
+from nfdt.core.jobs.runner import JobMeasures, SlotCounts
 from nfdt.core.sharding import count_shards
 from nfdt.core.specs.job import EpochProgress, JobSpec, check_groups, parse_job
 from nfdt.core.wire import jobs_pb2 as pb
@@ -206,7 +206,7 @@ class Scheduler:
         # The launcher replaces slots by others on the backend that a job needs.
         return replace(counts, versions=tuple({**found, "backend": ""} for found in counts.versions))
 
-    def slots(self) -> list[RegisteredSlot]:
+    def slots(self) -> list[pb.SlotDescription]:
         """Return all registered slots."""
         return self._server.pool.registered()
 

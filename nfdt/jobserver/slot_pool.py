@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from nfdt.core.errors import ProtocolError
-from nfdt.core.jobs.runner import RegisteredSlot, Role, SlotCounts
+from nfdt.core.jobs.runner import Role, SlotCounts
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.wire.jobs_pb2 import SlotDescription
 from nfdt.jobserver.pool_slot import JoinedSlot, PoolSlot, SlotChoice, SlotMessageKind, SlotUser
 
 _log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class SlotPool:
             slot = found or PoolSlot(hello)
             if found is None:
                 self._slots.append(slot)
-            slot.to_send.arrived(received)
+            slot.to_send.acknowledge(received)
             slot.stream, slot.away = slot.to_send.open(), False
             self._changed.notify_all()
             _log.info("%s slot %s attends%s", hello.role, hello.name, " again" if found else "")
@@ -102,7 +103,7 @@ class SlotPool:
         """Forward a message to the listener; drop repeated messages and those of another job."""
         kind = message.WhichOneof("message")
         with self._changed:
-            slot.to_send.arrived(message.received)
+            slot.to_send.acknowledge(message.received)
             if slot.received < message.number:
                 slot.received = message.number
             elif message.number:
@@ -287,13 +288,14 @@ class SlotPool:
             free = sum(s.job_id is None and not s.away for s in workers)
             return SlotCounts(len(workers), free, tuple(s.versions for s in workers))
 
-    def registered(self) -> list[RegisteredSlot]:
+    def registered(self) -> list[SlotDescription]:
         """Return a description of every slot, by machine and name."""
         with self._changed:
             slots = [(slot.hello, slot.job_id or "", slot.away) for slot in self._slots if not slot.dismissed]
+        names = ("name", "host", "pid", "role", "device", "versions")
         found = [
-            RegisteredSlot(h.name, h.host, h.pid, h.role, h.device, dict(h.versions), job_id, away)
-            for h, job_id, away in slots
+            SlotDescription(**{name: getattr(hello, name) for name in names}, job_id=job_id, away=away)
+            for hello, job_id, away in slots
         ]
         return sorted(found, key=lambda slot: (slot.host, slot.role, slot.name))
 

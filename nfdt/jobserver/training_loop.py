@@ -10,7 +10,7 @@ from nfdt.coordinator.coordinator import Coordinator
 from nfdt.core.errors import JobCancelled, JobFailed
 from nfdt.core.specs.callbacks import CallbacksSpec
 from nfdt.core.work import instructions as ins
-from nfdt.core.work.effects import EffectHandler, carry_out
+from nfdt.core.work.instructions import EffectHandler, carry_out
 from nfdt.jobserver.job_core import ActiveTraining, JobCore
 from nfdt.jobserver.job_results import JobResults
 from nfdt.model.program.state import dump_state, load_state

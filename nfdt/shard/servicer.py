@@ -18,7 +18,7 @@ from nfdt.core.sharding import ShardPlan, make_plan
 from nfdt.core.sharding.records import to_arrays
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.wire.channel import DATA_BYTES, make_server, same_token, token_of
-from nfdt.core.wire.chunks import Assembly, decode_chunk, encode_chunk, split
+from nfdt.core.wire.chunks import encode_chunk, join_chunks, split
 from nfdt.core.wire.connection import server_tls
 from nfdt.core.wire.frame_stream import FrameStream
 from nfdt.core.wire.job_token import worker_of
@@ -108,19 +108,10 @@ class ShardServicer:
         return {WEIGHTS: copy.weights, **_below("optimizer", copy.optimizer), **_below("records", records)}
 
     @answering
-    def write(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> AdminReply:
+    def write(self, requests: Iterator[StateChunk], context: grpc.ServicerContext) -> AdminReply:
         """Replace the weights (of the shard, or the whole model) and, where given, the optimizer variables."""
-        header, payload = decode_chunk(next(requests, b""), StateChunk)
         most = 2**24 + 4 * self._plan.model_size * MAX_STATE_COPIES
-        if header.total_bytes > most:
-            raise ProtocolError(f"Write: expected at most {most} bytes. Received: {header.total_bytes}.")
-        data = bytearray(header.total_bytes)
-        assembly = Assembly(data)
-        assembly.add(header.offset, payload)
-        while not assembly.complete:
-            header, payload = decode_chunk(next(requests, b""), StateChunk)
-            assembly.add(header.offset, payload)
-        state = load_state(bytes(data))
+        state = load_state(join_chunks(requests, most, "Write"))
         optimizer = {} if self._weights_only else state.optimizer
         version = self._store.write(self._plan.own(state.weights), optimizer)
         return AdminReply(version=version)
@@ -134,7 +125,7 @@ class ShardServicer:
                 "Open": grpc.unary_unary_rpc_method_handler(self.open, OpenRequest.FromString, opened),
                 "Administer": grpc.unary_unary_rpc_method_handler(self.administer, AdminRequest.FromString, answer),
                 "Read": grpc.unary_stream_rpc_method_handler(self.read, ReadRequest.FromString),
-                "Write": grpc.stream_unary_rpc_method_handler(self.write, None, answer),
+                "Write": grpc.stream_unary_rpc_method_handler(self.write, StateChunk.FromString, answer),
             },
         )
 

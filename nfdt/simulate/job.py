@@ -18,7 +18,7 @@ from nfdt.core.events import Event
 from nfdt.core.sharding import count_shards
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work import instructions as ins
-from nfdt.core.work.effects import carry_out
+from nfdt.core.work.instructions import carry_out
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.state import State, load_state
 from nfdt.schedulers.task_policies import make_task_policy

@@ -200,7 +200,7 @@ class ShardCall:
     def _settle(self, answer: Frame) -> None:
         """Process the shard's reply to the offer."""
         if self._offer:
-            self._offer.settle(mapped=answer.applied)
+            self._offer.conclude(mapped=answer.applied)
             if not answer.applied:
                 logger.info("The shard does not share memory. %s", answer.error)
 

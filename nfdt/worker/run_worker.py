@@ -58,8 +58,8 @@ def run_worker(
         return Patience(context.patience_s, context.stopped)
 
     def connect(shards: ins.MoveShards) -> StreamClient:
-        authority = shards.authority or None
-        return connect_to(shards.shards, token=shards.token, patience=make_patience(), ca_file=authority)
+        authority = shards.shard_ca or None
+        return connect_to(shards.shards, token=shards.shard_token, patience=make_patience(), ca_file=authority)
 
     shards, authority = tuple(assignment.shards), assignment.shard_ca
     context.moves.announce(

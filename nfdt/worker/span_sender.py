@@ -53,7 +53,7 @@ def delivered_spans(
     ended, wanted = threading.Event(), threading.Event()
 
     def deliver() -> None:
-        if records := spans.take():
+        if records := spans.drain():
             clock.renew()
             send(pb.SlotSpans(records=records, offset_s=clock.offset_s, error_s=min(clock.error_s, 1e9)))
 

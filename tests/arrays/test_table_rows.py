@@ -97,6 +97,6 @@ def test_too_many_bytes_are_refused():
 def test_news_are_taken_once():
     news = [ChangedRows(0, 0, numbers((2, 2)))]
     weights = RowWeights(numbers(1), news)
-    assert len(weights.take()) == 1
+    assert len(weights.pop_changes()) == 1
     assert not news
-    assert not weights.take()
+    assert not weights.pop_changes()

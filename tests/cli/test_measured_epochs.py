@@ -12,8 +12,8 @@ import pytest
 
 from nfdt.cli.profiling import LEAST_STEPS, MOST_BYTES, MOST_EPOCHS, RepeatedBatch, plain_epochs
 from nfdt.core.arrays.composite import SparseArray
-from nfdt.core.clock import ManualClock
 from nfdt.model.training.plain_training import EpochTimer
+from tests.support.clocks import ManualClock
 
 BATCH = (np.ones((4, 3), "float32"), np.zeros((4, 1), "float32"), None)
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from nfdt.cli.profiling import MOST, WARM_UP, measure, measure_step, profile
-from nfdt.core.clock import ManualClock
 from nfdt.model.program.pack import pack
+from tests.support.clocks import ManualClock
 
 
 class Machine:

@@ -9,7 +9,6 @@ import pytest
 
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.topology_view import VIEWS, view_of
-from nfdt.core.clock import ManualClock
 from nfdt.core.errors import JobFailed
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.core.specs.presets import AXES, PRESETS
@@ -21,6 +20,7 @@ from nfdt.jobserver.slot_pool import SlotPool
 from nfdt.jobserver.topologies import TOPOLOGIES, topology_class
 from nfdt.jobserver.topologies.base import Topology
 from nfdt.jobserver.topologies.slot_supply import SlotNeed
+from tests.support.clocks import ManualClock
 
 WORKERS, BATCH = 4, 32
 HOOKS = [name for name, _ in inspect.getmembers(Topology, inspect.isfunction) if not name.startswith("_")]

@@ -9,7 +9,6 @@ import pytest
 
 from nfdt.consistency import make_policy
 from nfdt.coordinator.coordinator import Coordinator
-from nfdt.core.clock import ManualClock
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.core.work.instructions import (
     BeginEpoch,
@@ -28,6 +27,7 @@ from nfdt.core.work.instructions import (
     Work,
 )
 from nfdt.worker.driver import Step
+from tests.support.clocks import ManualClock
 from tests.support.simulated_cluster import SimulatedWorker
 
 SHA = "a" * 64

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nfdt.coordinator.failover import Fail, FailoverMachine, Reach, Resume, Seek, Stalled, Start
-from nfdt.core.clock import ManualClock
+from tests.support.clocks import ManualClock
 
 LIMIT_S = 40.0
 LATE = "No {missing} came within 40 s."

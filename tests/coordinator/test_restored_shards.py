@@ -4,7 +4,6 @@ import pytest
 
 from nfdt.consistency import make_policy
 from nfdt.coordinator.coordinator import Coordinator
-from nfdt.core.clock import ManualClock
 from nfdt.core.specs.job import EpochProgress
 from nfdt.core.work.instructions import (
     BeginEpoch,
@@ -17,6 +16,7 @@ from nfdt.core.work.instructions import (
     Wait,
     Work,
 )
+from tests.support.clocks import ManualClock
 from tests.support.restorable_cluster import RestorableCluster, SimulatedShard
 from tests.support.simulated_cluster import job
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from nfdt.consistency import make_policy
 from nfdt.coordinator.coordinator import Coordinator
-from nfdt.core.clock import ManualClock
 from nfdt.core.work.instructions import Report
 from nfdt.transport.base import Pulled, Pushed
 from nfdt.worker.driver import LoopDriver, Step
 from nfdt.worker.loop import WorkerLoop
+from tests.support.clocks import ManualClock
 from tests.support.simulated_cluster import job
 
 

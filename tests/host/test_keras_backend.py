@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -31,10 +31,19 @@ def keras_json(tmp_path):
     return write
 
 
-def loaded(name: str) -> dict[str, ModuleType]:
-    keras = ModuleType("keras")
-    keras.config = SimpleNamespace(backend=lambda: name)
-    return {"keras": keras}
+@pytest.fixture
+def use(monkeypatch):
+    """Set the environment, and the backend that Keras has loaded, if any."""
+
+    def use(environ: dict[str, str], loaded: str | None = None) -> None:
+        for name in ("KERAS_HOME", "KERAS_BACKEND"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        keras = None if loaded is None else SimpleNamespace(config=SimpleNamespace(backend=lambda: loaded))
+        monkeypatch.setitem(sys.modules, "keras", keras)
+
+    return use
 
 
 def test_the_variable_counts_before_the_file(keras_json):
@@ -52,29 +61,33 @@ def test_a_file_that_is_not_there_leaves_the_default(tmp_path):
     assert configured_backend({"KERAS_HOME": str(tmp_path)}).name == "tensorflow"
 
 
-def test_the_message_names_the_place_and_the_remedy(keras_json, tmp_path):
+def test_the_message_names_the_place_and_the_remedy(keras_json, tmp_path, use):
+    use(keras_json('{"backend": "numpy"}'))
     with pytest.raises(CaptureError, match=f"'numpy' .{tmp_path}/keras.json.*KERAS_BACKEND=tensorflow"):
-        require_backend(environ=keras_json('{"backend": "numpy"}'), modules={})
+        require_backend()
+    use({"KERAS_BACKEND": "openvino"})
     with pytest.raises(CaptureError, match="'openvino' .KERAS_BACKEND in the environment"):
-        require_backend(environ={"KERAS_BACKEND": "openvino"}, modules={})
+        require_backend()
 
 
 @pytest.mark.parametrize("name", ["tensorflow", "jax", "torch"])
-def test_workers_train_on_three_backends(name):
-    require_backend(environ={"KERAS_BACKEND": name}, modules={})
+def test_workers_train_on_three_backends(name, use):
+    use({"KERAS_BACKEND": name})
+    require_backend()
 
 
-def test_ranks_train_on_one(monkeypatch):
-    monkeypatch.setenv("KERAS_BACKEND", "jax")
-    monkeypatch.setattr(sys, "modules", {})
+def test_ranks_train_on_one(use):
+    use({"KERAS_BACKEND": "jax"})
     with pytest.raises(CaptureError, match="ranks compute with 'tensorflow'.*Received: 'jax'"):
         require_tensorflow("ranks compute")
 
 
-def test_a_loaded_backend_counts_alone():
-    require_backend(environ={"KERAS_BACKEND": "numpy"}, modules=loaded("tensorflow"))
+def test_a_loaded_backend_counts_alone(use):
+    use({"KERAS_BACKEND": "numpy"}, loaded="tensorflow")
+    require_backend()
+    use({"KERAS_BACKEND": "tensorflow"}, loaded="numpy")
     with pytest.raises(CaptureError, match="'numpy'"):
-        require_backend(environ={"KERAS_BACKEND": "tensorflow"}, modules=loaded("numpy"))
+        require_backend()
 
 
 def test_this_process_agrees_with_keras():

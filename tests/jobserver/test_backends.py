@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from nfdt.core.clock import ManualClock
 from nfdt.core.errors import VersionMismatch
 from nfdt.core.jobs.admission import check_versions
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.job_slots import JobSlots
 from nfdt.jobserver.slot_pool import SlotPool
 from nfdt.jobserver.topologies.slot_supply import launch_workers
+from tests.support.clocks import ManualClock
 from tests.support.simulated_cluster import job
 
 VERSIONS = {"python": "3.11", "keras": "3.15.1", "tensorflow": "2.21.0", "jax": "0.10.2"}

@@ -9,7 +9,6 @@ import threading
 
 import pytest
 
-from nfdt.core.clock import ManualClock
 from nfdt.core.errors import NotStored
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.store import JobStore
@@ -17,6 +16,7 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.messages import MOST_CHARACTERS, MOST_LINES
 from nfdt.jobserver.job_log import LIMIT_S, JobLog
 from nfdt.jobserver.outcome import JobOutcome
+from tests.support.clocks import ManualClock
 
 LONG = "x" * 10_000  # needs more pages than the database has
 

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from nfdt.core.clock import ManualClock
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.job_slots import QUICK_DEATHS, QUICK_S, JobSlots
 from nfdt.jobserver.slot_pool import SlotPool
+from tests.support.clocks import ManualClock
 from tests.support.simulated_cluster import job
 
 HOW = "its process was ended by SIGKILL"

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from nfdt.core.clock import ManualClock, SystemClock
+from nfdt.core.clock import SystemClock
 from nfdt.core.errors import JobCancelled, JobFailed, ServerUnreachable, UsageError
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.client_control import ClientControl
 from nfdt.jobserver.mailbox import CAUSE_WAIT_S, POLL_S, Mailbox, ServerStopping
 from nfdt.jobserver.outcome import SlotError, outcome_of
+from tests.support.clocks import ManualClock
 
 LOST = SlotError("worker-1", pb.SlotFailed(exception_type="ServerUnreachable", message="shard 0 does not answer"))
 SHARD = JobFailed("shard-0 is gone")

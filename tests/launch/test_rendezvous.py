@@ -2,10 +2,10 @@ import stat
 
 import pytest
 
-from nfdt.core.clock import ManualClock
 from nfdt.core.errors import ProtocolError, ServerUnreachable, UsageError
 from nfdt.core.host.launcher_rank import LauncherRank, find_launcher_rank
 from nfdt.launch.rendezvous import RendezvousInfo, await_rendezvous, publish_rendezvous, rendezvous_file
+from tests.support.clocks import ManualClock
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "1",

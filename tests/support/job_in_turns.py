@@ -16,7 +16,6 @@ from types import SimpleNamespace
 import numpy as np
 
 from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
-from nfdt.core.clock import ManualClock
 from nfdt.core.errors import NfdtError, ServerUnreachable
 from nfdt.core.jobs.admission import read_manifest
 from nfdt.core.jobs.artifacts import ArtifactStore
@@ -33,6 +32,7 @@ from nfdt.jobserver.restart import go_on
 from nfdt.jobserver.shard_clients import ShardSnapshot
 from nfdt.jobserver.slot_pool import SlotPool
 from nfdt.model.program.state import State, dump_state, load_state
+from tests.support.clocks import ManualClock
 from tests.support.fakes import VERSIONS
 from tests.support.turns import TurnLock, Turns
 

@@ -35,7 +35,7 @@ def exchange(address: str, token: str, messages: Iterable[bytes]) -> list[Frame]
             rest = rest[connection.send([rest]) :]
         connection.shut_down(socket.SHUT_WR)
         while (header := stream.receive_header()) is not None:
-            stream.take(payload_bytes(header))
+            stream.receive_bytes(payload_bytes(header))
             answers.append(header)
         return answers
     finally:

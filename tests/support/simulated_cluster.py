@@ -9,7 +9,6 @@ from nfdt.consistency import make_policy
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
-from nfdt.core.clock import ManualClock
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.core.work.instructions import (
     BeginEpoch,
@@ -36,6 +35,7 @@ from nfdt.model.training.merge import encode_arrays
 from nfdt.transport.base import Pulled, Pushed
 from nfdt.worker.driver import LoopDriver, Step
 from nfdt.worker.loop import WorkerLoop
+from tests.support.clocks import ManualClock
 
 RULES = [{"rule": "mean", "decay": None}]
 

@@ -95,7 +95,7 @@ class FrameRelay:
     @staticmethod
     def copy(source, target, passes):
         while (header := source.receive_header(patiently=True)) and passes(header):
-            target.send(header, source.take(payload_bytes(header)))
+            target.send(header, source.receive_bytes(payload_bytes(header)))
 
     def stop(self):
         self.listener.stop(0)

@@ -38,7 +38,7 @@ class Holder:
             self.flat = np.array(weights)
             return
         tables = [np.array(table) for table in self.split.views(self.flat)]
-        for news in weights.take():
+        for news in weights.pop_changes():
             own = tables[news.table][news.first :]
             if isinstance(news.rows, Rows):
                 own[news.rows.index] = news.rows.values

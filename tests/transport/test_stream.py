@@ -24,7 +24,7 @@ from nfdt.core.errors import (
     UsageError,
 )
 from nfdt.core.wire.channel import open_channel
-from nfdt.core.wire.chunks import CHUNK_BYTES, decode_chunk, encode_chunk, split
+from nfdt.core.wire.chunks import CHUNK_BYTES, encode_chunk, split
 from nfdt.core.wire.connection import connect
 from nfdt.core.wire.frame_stream import FrameStream
 from nfdt.core.wire.shards_pb2 import (
@@ -74,10 +74,10 @@ def administer(address, request, token=TOKEN):
 
 def read(address, **fields):
     with open_channel(address, TOKEN) as channel:
-        call = channel.unary_stream("/nfdt.v1.Shard/Read", ReadRequest.SerializeToString, None)
-        chunks = [decode_chunk(data, StateChunk) for data in call(ReadRequest(**fields), timeout=20)]
-    assert [c.offset for c, _ in chunks] == [0, *itertools.accumulate(p.nbytes for _, p in chunks[:-1])]
-    return load_state(b"".join(bytes(payload) for _, payload in chunks))
+        call = channel.unary_stream("/nfdt.v1.Shard/Read", ReadRequest.SerializeToString, StateChunk.FromString)
+        chunks = list(call(ReadRequest(**fields), timeout=20))
+    assert [chunk.offset for chunk in chunks] == [0, *itertools.accumulate(len(chunk.data) for chunk in chunks[:-1])]
+    return load_state(b"".join(chunk.data for chunk in chunks))
 
 
 def write(address, data, token=TOKEN):

@@ -1,7 +1,7 @@
 """Heartbeats: sent by work that advances, and not too often."""
 
-from nfdt.core.clock import ManualClock
 from nfdt.core.work.heartbeat import Heartbeat
+from tests.support.clocks import ManualClock
 
 
 def test_heartbeats_follow_the_work_but_not_more_often_than_configured():

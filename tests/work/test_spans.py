@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from nfdt.core.clock import ManualClock
 from nfdt.core.errors import NotStored, ProtocolError, ServerUnreachable
 from nfdt.core.jobs import store as stores
 from nfdt.core.jobs.artifacts import ArtifactStore
@@ -16,6 +15,7 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.spans import CAPACITY, COMPUTE, SPAN, WAIT, SpanRing, read_spans, track_of
 from nfdt.jobserver.job_log import JobLog, SlotNotes
 from nfdt.worker.span_sender import ClockEstimate, delivered_spans
+from tests.support.clocks import ManualClock
 
 
 @pytest.fixture
@@ -36,28 +36,28 @@ def message(count: int, began: float = 0.0) -> pb.SlotMessage:
     ring = SpanRing()
     for number in range(count):
         ring.add(COMPUTE, began + number, began + number + 0.5, number)
-    return pb.SlotMessage(spans=pb.SlotSpans(records=ring.take(), offset_s=1.0, error_s=0.1))
+    return pb.SlotMessage(spans=pb.SlotSpans(records=ring.drain(), offset_s=1.0, error_s=0.1))
 
 
 def test_spans_are_taken_once_in_unix_time():
     ring, now = SpanRing(), time.perf_counter()
     ring.add(WAIT, now, now + 0.25, 7, track=3)
     ring.add(COMPUTE, now + 1, now + 2, 2**33 + 5)
-    found = read_spans([ring.take()])
+    found = read_spans([ring.drain()])
     assert found["kind"].tolist() == [WAIT, COMPUTE]
     assert found["value"].tolist() == [7, 5]
     assert found["track"].tolist() == [3, 0]
     assert found["seconds"].tolist() == [0.25, 1.0]
     assert abs(found["start"][0] - time.time()) < 60
     assert found["start"][1] - found["start"][0] == pytest.approx(1, abs=1e-5)
-    assert ring.take() == b""
+    assert ring.drain() == b""
 
 
 def test_the_oldest_spans_are_lost():
     ring = SpanRing()
     for number in range(CAPACITY + 10):
         ring.add(COMPUTE, number, number, number)
-    found = read_spans([ring.take()])
+    found = read_spans([ring.drain()])
     assert len(found) == CAPACITY
     assert found["value"][0] == 10
 

@@ -80,7 +80,7 @@ class Restorations:
             place.shards,
             self.reference.manifest().layout,
             "w",
-            place.token,
+            place.shard_token,
             timeout_s=NEVER_S,
             overlap=self.overlap,
             choice=self.choice,
@@ -258,7 +258,7 @@ def test_after_a_refused_token_a_client_waits_for_the_announcement(make):
     job = make(shards=1)
     client = job.client()
     restored = job.start()
-    client._client = job._connect(ins.MoveShards("job", 0, restored.shards, job.moves.newest.token))
+    client._client = job._connect(ins.MoveShards("job", 0, restored.shards, job.moves.newest.shard_token))
     thread = threading.Thread(target=lambda: job.searching.wait(HANGS_S) and job.moves.announce(restored))
     thread.start()
     with pytest.raises(ShardsMoved) as found:
@@ -272,7 +272,7 @@ def test_after_a_refused_token_a_client_waits_for_the_announcement(make):
 def test_a_refused_token_without_an_announcement_is_an_error(make):
     job = make(shards=1)
     client = job.client()
-    client._client = job._connect(ins.MoveShards("job", 0, job.start().shards, job.moves.newest.token))
+    client._client = job._connect(ins.MoveShards("job", 0, job.start().shards, job.moves.newest.shard_token))
     job.patience_s = 0.0
     with pytest.raises(AuthenticationFailed):
         client.pull()

@@ -149,7 +149,7 @@ class RealShards(Job):
                 place.shards,
                 self.manifest.layout,
                 "worker-0",
-                place.token,
+                place.shard_token,
                 timeout_s=NEVER_S,
                 patience=Watched(NEVER_S, self.stopped),
                 overlap=self.spec.algorithm.overlap,

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import ProtocolError
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +101,7 @@ class RaggedArray:
         start, stop, _ = rows.indices(len(self.splits[0]) - 1)
         stop, splits = max(start, stop), []
         for borders in self.splits:
-            own = borders[start : stop + 1]
+            own = borders[start : stop + 1]  # the next dimension has the rows between the first and the last of these
             splits.append(own - own[0])
             start, stop = int(own[0]), int(own[-1])
         return RaggedArray(self.values[start:stop], tuple(splits))

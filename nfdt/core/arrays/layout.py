@@ -1,4 +1,4 @@
-"""Named arrays stored consecutively in a flat float32 vector."""
+"""Layout of named arrays in a flat float32 vector, and its division into runs for shards."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Array = npt.NDArray[Any]
 
 MAX_VARIABLES = 100_000
 MAX_RANK = 16
-CUT_TOLERANCE = 0.02
+CUT_TOLERANCE = 0.02  # of a shard's share
 BLOCK_ROWS = 16  # rows of a kernel, as the matrix (inputs, units), that update rules process together
-MAX_SURPLUS = 4096
+MAX_SURPLUS = 4096  # elements; a smaller surplus is not worth cutting variables
 RowSelection = slice | npt.NDArray[np.int64]
 
 

@@ -19,12 +19,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
+from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import CaptureError, ProtocolError
-
-Array = npt.NDArray[Any]
 
 MAX_DEPTH = 32
 KINDS = "biufcUS"
@@ -37,6 +35,7 @@ def as_array(leaf: Any) -> Array:
         CaptureError: the leaf holds neither numbers, booleans nor strings.
     """
     array = np.asarray(leaf)
+    # NumPy has several representations of texts; one of them is stored.
     if array.dtype.kind == "T" or (array.dtype.kind == "O" and _all_are(str, array)):
         array = array.astype(np.str_)
     elif array.dtype.kind == "O" and _all_are(bytes, array):
@@ -83,6 +82,7 @@ def flatten_structure(pytree: Any) -> tuple[Any, list[Array]]:
             return {"ragged": [index_of(part) for part in (node.values, *node.splits)]}
         return index_of(node)
 
+    # Objects are compared by identity: ``fit(x, x)`` stores one array.
     def index_of(node: Any) -> int:
         if id(node) not in places:
             arrays.append(as_array(node))

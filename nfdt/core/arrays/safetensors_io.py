@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load, load_file, save
 
-from nfdt.core.arrays.layout import MAX_VARIABLES
+from nfdt.core.arrays.layout import MAX_VARIABLES, Array
 from nfdt.core.errors import ProtocolError
-
-Array = npt.NDArray[Any]
 
 
 def storable(array: Any) -> Array:

@@ -1,4 +1,4 @@
-"""Flat vectors whose tables (embeddings) are given by some of their rows: those touched by a step, or changed ones."""
+"""Flat vectors with only some rows of their tables (embeddings): those that a step touched, or that changed."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class ChangedRows:
 
 
 class RowWeights:
-    """Weights for a step: all dense elements, and the changes of the tables since the last call of :meth:`take`.
+    """Weights for a step: all dense elements, and the changes of the tables since the last :meth:`pop_changes`.
 
     Args:
         dense: All elements outside the tables.
@@ -100,11 +100,11 @@ class RowWeights:
         self.dense = dense
         self._news = news
 
-    def take(self) -> list[ChangedRows]:
+    def pop_changes(self) -> list[ChangedRows]:
         """Return the changes since the last call, to be applied in this order."""
-        taken = list(self._news)
+        changes = list(self._news)
         self._news.clear()
-        return taken
+        return changes
 
 
 @dataclass(frozen=True)

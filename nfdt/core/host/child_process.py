@@ -1,4 +1,4 @@
-"""Both ends of a child process: it ends with its parent, and its owner starts and watches it through a fork server."""
+"""Child processes: they end with their parent, and a fork server starts them for their owner, who watches them here."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def _read_to_end(on_input: Callable[[], object] = lambda: None) -> None:
 
 
 class Parent:
-    """The process that started this one and holds the other end of its standard input; a server ends with it.
+    """The process that started this one and holds the other end of its standard input.
 
-    A process that the parent forked may keep standard input open after the parent's end. The end is then detected
-    by the new parent process id.
+    Another child of the parent may have inherited that end and keep it open. A changed parent process id shows the
+    parent's end too.
     """
 
     def __init__(self) -> None:
@@ -77,9 +77,9 @@ NOT_FORKED = 1
 
 
 class ForkedProcess:
-    """Child of a fork server, with the part of ``subprocess.Popen`` that the owner of a process uses.
+    """Child of a fork server, with those parts of the interface of ``subprocess.Popen`` that its owner uses.
 
-    For one thread at a time.
+    Not safe for several threads.
 
     Args:
         report: Socket over which the fork server reports process id and exit code.
@@ -104,11 +104,11 @@ class ForkedProcess:
         """Return the exit code; None while the process runs or is yet to be forked."""
         with contextlib.suppress(BlockingIOError):
             while self.returncode is None:
-                self._take(self._report.recv(64, socket.MSG_DONTWAIT))
+                self._read_report(self._report.recv(64, socket.MSG_DONTWAIT))
         return self.returncode
 
-    def _take(self, message: bytes) -> None:
-        if not message:
+    def _read_report(self, message: bytes) -> None:
+        if not message:  # the fork server has ended, and its children with it
             self._close(NOT_FORKED if self.pid is None else -signal.SIGKILL)
         elif self.pid is not None:
             self._close(int(message))

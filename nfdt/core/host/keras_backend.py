@@ -1,4 +1,4 @@
-"""Backend of Keras, found without importing Keras."""
+"""The backend of Keras, determined without importing Keras."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 from nfdt.core.errors import CaptureError
 
@@ -39,49 +38,36 @@ def configured_backend(environ: Mapping[str, str]) -> Backend:
 
 
 def _directory(environ: Mapping[str, str]) -> Path:
+    # As Keras determines it.
     if home := environ.get("KERAS_HOME"):
         return Path(home).expanduser()
     base = Path("~").expanduser()
     return (base if os.access(base, os.W_OK) else Path("/tmp")) / ".keras"
 
 
-def loaded_backend(modules: Mapping[str, ModuleType]) -> Backend | None:
+def loaded_backend() -> Backend | None:
     """Return the backend that Keras has loaded; None before it is imported."""
-    backend = getattr(getattr(modules.get("keras"), "config", None), "backend", None)
+    # A module that is still being imported may lack attributes.
+    backend = getattr(getattr(sys.modules.get("keras"), "config", None), "backend", None)
     return None if backend is None else Backend(str(backend()), "loaded when Keras was imported")
 
 
-def current_backend(
-    environ: Mapping[str, str] | None = None, modules: Mapping[str, ModuleType] | None = None
-) -> Backend:
-    """Return the backend that Keras has loaded, or will load.
-
-    Args:
-        environ: The environment; default: that of the process.
-        modules: The loaded modules; default: those of the process.
-    """
-    environ = os.environ if environ is None else environ
-    return loaded_backend(sys.modules if modules is None else modules) or configured_backend(environ)
+def current_backend() -> Backend:
+    """Return the backend that Keras has loaded, or will load."""
+    return loaded_backend() or configured_backend(os.environ)
 
 
-def require_backend(
-    expected: Sequence[str] = TRAINING,
-    computes: str = "workers compute",
-    environ: Mapping[str, str] | None = None,
-    modules: Mapping[str, ModuleType] | None = None,
-) -> None:
+def require_backend(expected: Sequence[str] = TRAINING, computes: str = "workers compute") -> None:
     """Check that Keras runs, or will run, on one of the expected backends.
 
     Args:
         expected: Names of backends.
         computes: Subject and verb of the reason: the part that needs one of them.
-        environ: The environment; default: that of the process.
-        modules: The loaded modules; default: those of the process.
 
     Raises:
         CaptureError: it runs on another backend.
     """
-    found = current_backend(environ, modules)
+    found = current_backend()
     if found.name not in expected:
         names = " or ".join(map(repr, expected))
         raise CaptureError(
@@ -96,8 +82,7 @@ def require_tensorflow(computes: str) -> None:
     require_backend((TENSORFLOW,), computes)
 
 
-def ignored_backend(environ: Mapping[str, str] | None = None) -> str | None:
+def ignored_backend() -> str | None:
     """Return the backend that the environment names since Keras has loaded another one; None if there is none."""
-    name = (os.environ if environ is None else environ).get(VARIABLE)
-    loaded = loaded_backend(sys.modules)
+    name, loaded = os.environ.get(VARIABLE), loaded_backend()
     return name if name and loaded is not None and name != loaded.name else None

@@ -34,7 +34,7 @@ def local_names(count: int) -> list[str]:
 
 
 def one_name_per_slot(host_slots: Mapping[str, int]) -> dict[str, int]:
-    """Return hosts and slots, where each slot of this machine gets a name of its own, in order.
+    """Return hosts and slots, with a different host name for each slot of this machine.
 
     Args:
         host_slots: Number of slots by host, as Horovod's discovery returns them.

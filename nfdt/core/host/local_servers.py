@@ -1,6 +1,6 @@
-"""Job servers that scripts of this user run on this machine: where commands of the same user find them.
+"""Job servers that this user's scripts run on this machine, for commands of the same user.
 
-Each server describes itself in a file of its own, with mode 0600, as long as it lives.
+Each server describes itself in a file with mode 0600 for as long as it runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from nfdt.core.errors import UsageError
 from nfdt.core.host.machine import process_lives
 from nfdt.core.host.private_files import ensure_folder, replacing
-from nfdt.core.host.warm import check_private
+from nfdt.core.host.warm import check_private, warm_folder
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,7 @@ class LocalServer:
 
 def servers_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the folder of the descriptions: in XDG_RUNTIME_DIR, else in the user's cache."""
-    base = environ.get("XDG_RUNTIME_DIR") or environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    return Path(base) / "nfdt" / "servers"
+    return warm_folder(environ).with_name("servers")
 
 
 @contextlib.contextmanager
@@ -67,7 +66,7 @@ def find_servers(folder: Path) -> list[LocalServer]:
     """
     found = []
     for path in sorted(folder.glob(f"{_prefix()}*.json")):
-        with contextlib.suppress(OSError, ValueError, TypeError, UsageError):
+        with contextlib.suppress(OSError, ValueError, TypeError, UsageError):  # removed meanwhile, or not to be trusted
             check_private(folder)
             check_private(path)
             server = LocalServer(**json.loads(path.read_text(encoding="utf-8")))
@@ -79,5 +78,6 @@ def find_servers(folder: Path) -> list[LocalServer]:
 
 
 def _prefix() -> str:
-    """Return the beginning of the names of this machine's files; homes may be shared by several machines."""
+    """Return the prefix of the names of this machine's files."""
+    # Several machines may share a home.
     return f"{socket.gethostname()}-"

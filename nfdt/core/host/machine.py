@@ -58,7 +58,7 @@ class Memory:
 
 
 def memory(root: Path = Path("/")) -> Memory:
-    """Return the memory for processes, from the kernel's files under ``root``: the least of machine and groups."""
+    """Return the memory that processes can use: the least of the machine's and its control groups'."""
     try:
         kilobytes = dict(re.findall(r"^(\w+): +(\d+) kB$", (root / "proc/meminfo").read_text(), re.MULTILINE))
         machine = Memory(int(kilobytes["MemTotal"]) * 1024, int(kilobytes["MemAvailable"]) * 1024)

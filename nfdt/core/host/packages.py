@@ -1,4 +1,4 @@
-"""Packages of a server and its slots, which a client that only submits jobs can do without."""
+"""Checks for packages that servers and slots need, and clients that only submit jobs do not."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Files that only their owner may read, and private folders that are removed after their owner was killed.
 
-A folder's owners hold a lock on a file in it. The lock ends with the last process that holds it, however that process
-ends. It is visible in every container that mounts the folder; a process id is valid in one container only.
+The owners of a folder hold a lock on a file in it, which is released when the last of them ends, in whatever way.
+Unlike a process id, the lock has the same meaning in every container that mounts the folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Start of a process: large libraries imported quickly and without their threads, and a log of its phases."""
+"""Start of a process: quick imports of large libraries, without their threads, and a log of the phases."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from pathlib import Path
 
 _ARROW_OPTIONS = "JE_ARROW_MALLOC_CONF"  # read by the jemalloc of pyarrow when it is loaded; the last value counts
 
@@ -34,7 +32,7 @@ def quick_imports() -> Iterator[None]:
 
 @contextmanager
 def not_importing(*names: str) -> Iterator[None]:
-    """Let imports of these packages fail in the block, where they are optional; afterwards they can be imported.
+    """Make imports of optional packages fail in the block; afterwards they can be imported again.
 
     Args:
         *names: Packages; those that are loaded already stay.
@@ -50,7 +48,8 @@ def not_importing(*names: str) -> Iterator[None]:
 
 @contextmanager
 def without_allocator_threads() -> Iterator[None]:
-    """Let pyarrow, which pandas imports, start no thread that gives unused memory back: no fork would follow then."""
+    """Keep pyarrow, which pandas imports, from starting a thread that returns unused memory to the system."""
+    # A process with threads does not fork.
     theirs = os.environ.get(_ARROW_OPTIONS)
     os.environ[_ARROW_OPTIONS] = ",".join(filter(None, [theirs, "background_thread:false"]))
     try:
@@ -65,40 +64,21 @@ def without_allocator_threads() -> Iterator[None]:
 VARIABLE = "NFDT_START_LOG"
 
 
-@dataclass(frozen=True)
-class StartPhase:
-    """One phase that a process has reached.
-
-    Attributes:
-        at: Seconds since the epoch.
-        cpu_s: Processor time of the process so far, in seconds; that of a forked process begins at the fork.
-        process: Name of the process.
-        phase: What it has done.
-    """
-
-    at: float
-    cpu_s: float
-    process: str
-    phase: str
-
-
 def note_start(process: str, phase: str) -> None:
-    """Append a phase to the file that NFDT_START_LOG names; do nothing without that variable.
+    """Append a phase, as a line of JSON, to the file that NFDT_START_LOG names; do nothing without that variable.
+
+    ``at`` is the Unix time in seconds. ``cpu_s`` is the processor time of the process in seconds, which begins at the
+    fork in a forked process.
 
     Args:
         process: Name of this process, as in ``worker-0``.
         phase: What it has just done.
     """
     if path := os.environ.get(VARIABLE):
-        line = json.dumps(asdict(StartPhase(time.time(), time.process_time(), process, phase))) + "\n"
+        values = {"at": time.time(), "cpu_s": time.process_time(), "process": process, "phase": phase}
+        line = json.dumps(values) + "\n"
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             os.write(file, line.encode())  # one write: lines of several processes do not mix
         finally:
             os.close(file)
-
-
-def read_start_log(path: Path) -> Sequence[StartPhase]:
-    """Return the phases in a file, by time."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return sorted((StartPhase(**json.loads(line)) for line in lines), key=lambda phase: phase.at)

@@ -1,4 +1,4 @@
-"""The warm server of this user on this machine: where it is, whether a process can use it, and requests to it.
+"""Client side of the warm server: where it is, whether this process can use it, and requests to it.
 
 The warm server is a process that has imported Keras and TensorFlow, and forks a job server with its slots for each run.
 It listens on a Unix socket in a folder that only its owner may enter, and accepts processes of its owner only.
@@ -56,7 +56,7 @@ def warm_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def importable(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return what a process imports with this environment: it can use a warm server that has imported the same."""
+    """Return what a process imports with this environment. It can use a warm server that has imported the same."""
     found = {f"version of {name}": version for name, version in versions().items()}
     found["environment of Python"] = sys.prefix
     for name in _MODULES:
@@ -72,7 +72,7 @@ def importable(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
-    """Return what a warm server has imported that this process would import otherwise, as text."""
+    """Return how the imports of a warm server differ from those that this process would make, as text."""
     names = [name for name in {**theirs, **ours} if theirs.get(name, "") != ours.get(name, "")]
     return [f"{name}: {theirs.get(name) or 'none'} there, {ours.get(name) or 'none'} here" for name in names]
 
@@ -106,9 +106,9 @@ def read_warm_server(folder: Path) -> WarmServer | None:
         return WarmServer(**json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
+    except UsageError:  # which is a ValueError
+        raise
     except (ValueError, TypeError) as error:
-        if isinstance(error, UsageError):
-            raise
         raise UsageError(f"{path}: expected the description of a warm server. Received: {error}. Remove it.") from None
 
 
@@ -118,13 +118,15 @@ def describe(server: WarmServer) -> bytes:
 
 
 def description_file(folder: Path) -> Path:
-    """Return the path of the file; homes may be shared by several machines."""
+    """Return the path of the description of this machine's warm server."""
+    # Several machines may share a home.
     return folder / f"warm-{socket.gethostname()}.json"
 
 
 @contextlib.contextmanager
 def socket_name(folder: Path) -> Iterator[str]:
-    """Yield a name of the warm server's socket that is short enough for a Unix address, as long as the block runs."""
+    """Yield a name of the warm server's socket that is valid in the block."""
+    # The folder's own path may be too long for the address of a Unix socket (108 bytes).
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{descriptor}/warm-{socket.gethostname()[:64]}.sock"

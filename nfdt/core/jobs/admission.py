@@ -55,7 +55,7 @@ def check_quotas(spec: JobSpec, active: Sequence[JobSpec], holder: Holder, limit
 
 def version_conflict(client: Mapping[str, str], worker: Mapping[str, str]) -> str | None:
     """Return the version differences that break pickled code, or None if there are none."""
-    names = (*_MUST_MATCH, backend_of(client))  # the last one is the name of a library, too
+    names = (*_MUST_MATCH, backend_of(client))  # a backend's name is also the name of its library
     different = [n for n in names if client.get(n) and worker.get(n) and client[n] != worker[n]]
     if not different:
         return None
@@ -63,7 +63,7 @@ def version_conflict(client: Mapping[str, str], worker: Mapping[str, str]) -> st
 
 
 def backend_of(versions: Mapping[str, str]) -> str:
-    """Return the backend of Keras that these versions state; TensorFlow where an older release states none."""
+    """Return the backend of Keras that these versions state; TensorFlow where they state none."""
     return versions.get("backend") or TENSORFLOW
 
 
@@ -96,7 +96,7 @@ def read_manifest(spec: JobSpec, artifacts: ArtifactStore) -> Manifest:
     Raises:
         UsageError: the program is not a JSON object, or too large.
     """
-    path = artifacts.path(spec.program)
+    path = artifacts.path(spec.program)  # its size is checked first, as parsing takes several times as much memory
     if path.stat().st_size > MAX_MANIFEST_BYTES:
         raise UsageError(f"Program: expected at most {MAX_MANIFEST_BYTES} bytes. Received: {path.stat().st_size}.")
     try:

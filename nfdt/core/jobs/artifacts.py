@@ -1,4 +1,4 @@
-"""Artifacts: files named by the sha256 of their content, either complete or absent."""
+"""Artifacts: files on the server, named by the sha256 of their content, and either complete or absent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ Data = bytes | memoryview
 
 
 def check_name(sha256: str) -> str:
-    """Return a valid name, or raise UsageError; names come over the network and become file names."""
+    """Return a valid name, or raise UsageError."""
+    # Names come over the network and become file names.
     if not _NAME.fullmatch(sha256):
         raise UsageError(f"Artifact name: expected 64 hexadecimal digits. Received: {sha256[:80]!r}.")
     return sha256
@@ -144,21 +145,21 @@ class ArtifactStore:
         self._make_room(total - have)
         partial = self._partial(sha256)
         digest = hashlib.sha256()
-        if offset:
+        if offset:  # the hash covers what arrived with earlier uploads too
             with partial.open("rb") as file:
-                while block := file.read(CHUNK_BYTES):
-                    digest.update(block)
+                hashlib.file_digest(file, lambda: digest)
         before = self.have_bytes(sha256)
         try:
             self._fill(partial, digest, total, offset, chunks)
             if digest.hexdigest() != sha256:
                 partial.unlink()
                 raise ProtocolError(f"Artifact {sha256}: the content has the hash {digest.hexdigest()}. Upload again.")
+            # Its bytes are on the disk: a name never stands for an incomplete file, not even after a loss of power.
             partial.replace(self.root / sha256)
             sync_folder(self.root)
+        except NfdtError:  # Refused is a PermissionError, and so an OSError
+            raise
         except OSError as error:
-            if isinstance(error, NfdtError):
-                raise
             partial.unlink(missing_ok=True)
             raise NotStored(
                 f"Artifact {sha256} cannot be written to {self.root}: {error.strerror or error}. Expected: room for "
@@ -198,7 +199,8 @@ class ArtifactStore:
                 )
 
     def _evict(self, wanted: int) -> None:
-        """Delete files that no job needs, oldest first; fresh files may belong to a job about to be submitted."""
+        """Delete files that no job needs, oldest first, until ``wanted`` bytes are free."""
+        # A client uploads its files before it submits its job: recent files are kept although no job names them yet.
         keep, oldest = self._in_use(), self._now() - EVICT_AFTER_S
         for file in sorted(self.root.iterdir(), key=lambda f: f.stat().st_mtime):
             name, stat = file.name.removesuffix(_PARTIAL), file.stat()

@@ -1,4 +1,4 @@
-"""Batches that a client feeds to a job, with credits: the client never sends more than there is room for."""
+"""Batches that a client streams to a job. Credits keep it from sending more than there is room for."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class BatchAssembly:
         self._received = self._total = 0
 
     def add(self, piece: pb.FedBatch) -> StreamedBatch | None:
-        """Take the next piece; return the batch that it completes.
+        """Add the next piece; return the batch if it is now complete, else None.
 
         Raises:
             ProtocolError: The batch is too large, or the piece is not the next one.
@@ -58,6 +58,7 @@ class BatchAssembly:
                     f"Feed: expected a batch of at most {MAX_BATCH_BYTES} bytes. Received: {piece.total_bytes} bytes."
                 )
             self._total = piece.total_bytes
+            # Waiting here holds up the stream, and gRPC's flow control then stops the client.
             self._await_room(piece.epoch, self._total)
         stop = piece.offset + len(piece.data)
         if piece.offset != self._received or not piece.data or stop > self._total:
@@ -73,7 +74,7 @@ class BatchAssembly:
 
 
 class BatchFeed(Protocol):
-    """Entry of a job for the batches of its client.
+    """Accepts the batches that a client streams to a job.
 
     A credit is the right to send one batch of the current epoch.
     """
@@ -81,15 +82,12 @@ class BatchFeed(Protocol):
     @property
     def closed(self) -> bool:
         """Whether the job has ended."""
-        ...
 
     def open(self) -> int:
-        """Begin with a client, which may be another one than before; return its number."""
-        ...
+        """Start accepting batches of a new client, and only of it; return its number."""
 
     def await_room(self, client: int, epoch: int, size: int) -> None:
-        """Wait until there is room for a batch of so many bytes, or no need for it."""
-        ...
+        """Wait until a batch of ``size`` bytes fits, or is not needed any more."""
 
     def offer(self, client: int, batch: StreamedBatch) -> None:
         """Accept a batch of the newest client; drop one of another client or of an epoch that is over.
@@ -97,12 +95,9 @@ class BatchFeed(Protocol):
         Raises:
             ProtocolError: The client had no credit for it.
         """
-        ...
 
     def end(self, epoch: int, error: str | None = None) -> None:
         """Record that the client's iterator has no more batches for this epoch, or raised."""
-        ...
 
     def grant(self, timeout_s: float) -> pb.FeedCredit | None:
         """Return new credits to announce; None when the job is over or after ``timeout_s`` without any."""
-        ...

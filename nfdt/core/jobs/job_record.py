@@ -6,7 +6,7 @@
        │          │            ├──────> failed
        └──────────┴────────────┴──────> cancelled, failed
 
-The database has its tables here; those of earlier versions are brought up to date when it is opened.
+The columns of the table of jobs are the fields of :class:`JobRecord`.
 """
 
 from __future__ import annotations
@@ -113,23 +113,6 @@ class Naming:
     epochs: int = 0
 
 
-@dataclass(frozen=True)
-class StoredSpans:
-    """One delivery of spans.
-
-    Attributes:
-        process: Name of the process in the job.
-        records: The spans, see :mod:`nfdt.core.work.spans`.
-        offset_s: The server's clock minus that of the process, in seconds.
-        error_s: Error of that difference.
-    """
-
-    process: str
-    records: bytes
-    offset_s: float
-    error_s: float
-
-
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
   job_id TEXT PRIMARY KEY, spec_json TEXT NOT NULL, session TEXT NOT NULL, owner TEXT NOT NULL,
@@ -143,17 +126,8 @@ CREATE TABLE IF NOT EXISTS events (
 CREATE TABLE IF NOT EXISTS spans (
   job_id TEXT NOT NULL, process TEXT NOT NULL, records BLOB NOT NULL, offset_s REAL NOT NULL, error_s REAL NOT NULL);
 CREATE INDEX IF NOT EXISTS spans_of_jobs ON spans (job_id, process);
+CREATE UNIQUE INDEX IF NOT EXISTS names ON jobs (owner, name) WHERE name IS NOT NULL;
 """
-_LATER = {  # columns that databases of earlier versions lack
-    "checkpoint_epochs": "INTEGER",
-    "started_at": "REAL",
-    "snapshot_artifact": "TEXT",
-    "snapshot_json": "TEXT",
-    "name": "TEXT",
-    "identity_json": "TEXT",
-    "callbacks_json": "TEXT",
-}
-_NAMES = "CREATE UNIQUE INDEX IF NOT EXISTS names ON jobs (owner, name) WHERE name IS NOT NULL"
 
 
 def open_database(path: Path) -> sqlite3.Connection:
@@ -163,15 +137,12 @@ def open_database(path: Path) -> sqlite3.Connection:
         OSError: The file cannot be made or written.
         sqlite3.Error: The file is no database.
     """
+    # SQLite would create the file with the permissions of the umask.
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
     database.row_factory = sqlite3.Row
+    # A killed server loses nothing with these; a loss of power may undo the newest commits, unless they are durable.
     for pragma in ("journal_mode=WAL", "synchronous=NORMAL"):
         database.execute(f"PRAGMA {pragma}")
     database.executescript(_SCHEMA)
-    there = {row["name"] for row in database.execute("PRAGMA table_info(jobs)")}
-    for column, kind in _LATER.items():
-        if column not in there:
-            database.execute(f"ALTER TABLE jobs ADD COLUMN {column} {kind}")
-    database.execute(_NAMES)
     return database

@@ -1,4 +1,4 @@
-"""Names that scripts give to their jobs: a script that runs again finds its job, if both are the same program."""
+"""Names of jobs. A script that runs again finds its job by name, provided that both are the same program."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_name(name: str) -> str:
 
 
 def identity_of(spec: JobSpec, manifest: Manifest) -> dict[str, Any]:
-    """Return what makes two submissions the same program; initial weights, seeds and the cluster are left out."""
+    """Return what two submissions of one program have in common: not initial weights, seeds or the cluster."""
     fit, algorithm = spec.fit.model_dump(), spec.algorithm.model_dump()
     return {
         "model": _digest(manifest.architecture()),

@@ -124,7 +124,8 @@ class Holders:
         self._holders = (*found, *others)
 
     def find(self, secret: str) -> Holder | None:
-        """Return the holder of a token; None for an unknown one. The duration reveals nothing about the tokens."""
+        """Return the holder of a token; None for an unknown one."""
+        # All tokens are compared, each in constant time, so that the duration reveals nothing about them.
         found = [holder for holder in self._holders if same_token(holder.secret, secret)]
         return found[0] if found else None
 

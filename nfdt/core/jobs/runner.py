@@ -1,4 +1,4 @@
-"""Interfaces between the Jobs service and the parts of the server that run the jobs and start their slots."""
+"""What the Jobs service and the page know of the part of the server that runs jobs."""
 
 from __future__ import annotations
 
@@ -14,26 +14,6 @@ from nfdt.model.program.manifest import Manifest
 Role = Literal["worker", "shard"]
 
 
-class Launcher(Protocol):
-    """Starts slot processes that register with the server, and stops them."""
-
-    def ensure(self, role: Role, count: int, backend: str = "") -> None:
-        """Keep ``count`` slot processes of this role, started by this launcher, alive; returns at once.
-
-        ``backend``: that of Keras in the workers that are started from now on; "" for no change.
-        """
-        ...
-
-    @property
-    def failure(self) -> str | None:
-        """Reason why no slots can be started; None while they can."""
-        ...
-
-    def stop(self) -> None:
-        """End every slot process and wait for it, up to a deadline."""
-        ...
-
-
 @dataclass(frozen=True)
 class SlotCounts:
     """Number of connected worker slots, number of those without a job, and the versions that they run."""
@@ -41,31 +21,6 @@ class SlotCounts:
     attending: int
     free: int
     versions: tuple[Mapping[str, str], ...]
-
-
-@dataclass(frozen=True)
-class RegisteredSlot:
-    """One registered slot.
-
-    Attributes:
-        name: Name of the slot.
-        host: Name of its machine.
-        pid: Identifier of its process.
-        role: ``"worker"`` or ``"shard"``.
-        device: Device on which it computes.
-        versions: Versions of Python, Keras and TensorFlow that it runs.
-        job_id: Job that uses it; "" if it is free.
-        away: Whether its connection is interrupted.
-    """
-
-    name: str
-    host: str
-    pid: int
-    role: str
-    device: str
-    versions: Mapping[str, str]
-    job_id: str
-    away: bool
 
 
 @dataclass(frozen=True)
@@ -91,11 +46,9 @@ class JobRunner(Protocol):
         Raises:
             UsageError: the job cannot run, whatever slots there are.
         """
-        ...
 
     def submitted(self, job_id: str) -> None:
-        """Take note of a new job, which is queued in the store."""
-        ...
+        """Schedule a new job, which is queued in the store."""
 
     def control(self, request: pb.ControlRequest) -> None:
         """Forward an action to a job; a job that has ended ignores it.
@@ -103,15 +56,12 @@ class JobRunner(Protocol):
         Raises:
             UsageError: there is no such job, or the action is not possible at this moment.
         """
-        ...
 
     def snapshot(self, job_id: str) -> pb.SnapshotReply:
         """Return the current state of a job, or the last one that it left."""
-        ...
 
     def feed(self, job_id: str) -> BatchFeed:
-        """Return the entry for the client's batches of a job."""
-        ...
+        """Return the feed of a job, for batches of its client."""
 
     def watching(self, job_id: str, change: int, session: str = "") -> None:
         """Change the number of clients that watch the job by ``change`` (1 or -1).
@@ -121,28 +71,21 @@ class JobRunner(Protocol):
         Raises:
             JobTaken: the client of another session watches the job.
         """
-        ...
 
     def check_free(self, job_id: str, session: str) -> None:
         """Raise JobTaken if the client of another session watches the job."""
-        ...
 
     def slot_counts(self) -> SlotCounts:
         """Return the counts of the connected worker slots."""
-        ...
 
-    def slots(self) -> list[RegisteredSlot]:
-        """Return all connected slots."""
-        ...
+    def slots(self) -> list[pb.SlotDescription]:
+        """Return new descriptions of all connected slots."""
 
     def places(self) -> dict[str, int]:
         """Return the place of each waiting job in the queue, from 1 on."""
-        ...
 
     def measures(self) -> dict[str, JobMeasures]:
         """Return the numbers of each job that trains now."""
-        ...
 
     def artifacts_in_use(self) -> set[str]:
         """Return the artifacts that must stay on disk."""
-        ...

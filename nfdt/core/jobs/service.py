@@ -1,4 +1,4 @@
-"""The Jobs service: decodes a request, calls the component in charge, encodes the answer."""
+"""The Jobs service, for scripts and the command line: it decodes requests, calls other parts, and encodes answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -48,13 +48,13 @@ class Page(Protocol):
 
     def make_link(self, holder: Holder, job_id: str = "") -> str:
         """Return a link that opens the page once, at a job or at the list of jobs, with the rights of the holder."""
-        ...
 
 
+@dataclass(eq=False)
 class JobsService(jobs_pb2_grpc.JobsServicer):
     """Handles requests of users' scripts and of the command line.
 
-    Args:
+    Attributes:
         store: Jobs and events.
         artifacts: Uploaded and produced files.
         runner: Runs the jobs.
@@ -67,59 +67,55 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
         page: The server's page; None: it has none.
     """
 
-    def __init__(
-        self,
-        store: JobStore,
-        artifacts: ArtifactStore,
-        runner: JobRunner,
-        *,
-        holders: Holders,
-        audit: AuditLog,
-        versions: Mapping[str, str],
-        allow_code: bool,
-        limits: admission.Limits,
-        shared_dir: str = "",
-        page: Page | None = None,
-    ) -> None:
-        self._store, self._artifacts, self._runner = store, artifacts, runner
-        self._holders, self._audit = holders, audit
-        self._versions, self._allow_code, self._shared_dir = versions, allow_code, shared_dir
-        self._page = page
-        self._submissions = Submissions(store, artifacts, runner, audit, allow_code=allow_code, limits=limits)
+    store: JobStore
+    artifacts: ArtifactStore
+    runner: JobRunner
+    holders: Holders
+    audit: AuditLog
+    versions: Mapping[str, str]
+    allow_code: bool
+    limits: admission.Limits
+    shared_dir: str = ""
+    page: Page | None = None
+
+    def __post_init__(self) -> None:
+        self._submissions = Submissions(
+            self.store, self.artifacts, self.runner, self.audit, self.allow_code, self.limits
+        )
 
     def _holder(self, context: Any) -> Holder:
         """Return the holder of the token that came with a call."""
-        holder = self._holders.find(token_of(context.invocation_metadata()))
+        holder = self.holders.find(token_of(context.invocation_metadata()))
         if holder is None:
             raise AuthenticationFailed("The server does not accept this token.")
         return holder
 
     def _record(self, job_id: str, context: Any) -> JobRecord:
-        """Return a job that the caller may know of.
+        """Return a job that the caller may see.
 
         Raises:
             UsageError: There is no such job, or it belongs to another owner.
         """
-        record = self._store.get(job_id)
+        record = self.store.get(job_id)
         if not self._holder(context).sees(record.owner):
-            raise unknown_job(job_id)
+            raise unknown_job(job_id)  # as for a job that does not exist: its identifier is not confirmed either
         return record
 
-    def _note(self, action: str, job_id: str, context: Any, **details: str) -> None:
-        self._audit.write(action, self._holder(context), context.peer(), job_id, **details)
+    def _write_audit(self, action: str, job_id: str, context: Any, **details: str) -> None:
+        self.audit.write(action, self._holder(context), context.peer(), job_id, **details)
 
     @answering
     def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.ServerDescription:
         """Return versions, policy and slots."""
-        slot_counts = self._runner.slot_counts()
+        slot_counts = self.runner.slot_counts()
         return pb.ServerDescription(
             nfdt_version=nfdt.__version__,
-            versions=self._versions,
-            allow_code=self._allow_code,
+            versions=self.versions,
+            allow_code=self.allow_code,
             slots=slot_counts.attending,
             free_slots=slot_counts.free,
-            state_dir=self._shared_dir,
-            page=self._page.url if self._page is not None else "",
+            state_dir=self.shared_dir,
+            page=self.page.url if self.page is not None else "",
         )
 
     @answering
@@ -127,9 +123,9 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
         """Return the artifacts that are not complete here."""
         if len(request.sha256) > MAX_NAMES:
             raise UsageError(f"Artifact names: expected at most {MAX_NAMES}. Received: {len(request.sha256)}.")
-        missing = [name for name in request.sha256 if not self._artifacts.has(name)]
+        missing = [name for name in request.sha256 if not self.artifacts.has(name)]
         return pb.MissingArtifacts(
-            missing=[pb.MissingArtifact(sha256=n, have_bytes=self._artifacts.have_bytes(n)) for n in missing]
+            missing=[pb.MissingArtifact(sha256=n, have_bytes=self.artifacts.have_bytes(n)) for n in missing]
         )
 
     @answering
@@ -148,13 +144,13 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
                     )
                 yield chunk.offset, chunk.data
 
-        total = self._artifacts.receive(first.sha256, first.total_bytes, first.offset, chunks())
+        total = self.artifacts.receive(first.sha256, first.total_bytes, first.offset, chunks())
         return pb.UploadReceipt(sha256=first.sha256, total_bytes=total)
 
     @answering
     def Download(self, request: pb.DownloadRequest, context: Any) -> Iterator[pb.Chunk]:
         """Send one artifact."""
-        for offset, total, data in self._artifacts.chunks(request.sha256, request.offset):
+        for offset, total, data in self.artifacts.chunks(request.sha256, request.offset):
             yield pb.Chunk(sha256=request.sha256, total_bytes=total, offset=offset, data=data)
 
     @answering
@@ -167,7 +163,7 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
 
     @answering
     def Resume(self, request: pb.JobRef, context: Any) -> pb.SubmitReply:
-        """Queue a job that goes on from the last epoch's state of another one."""
+        """Queue a job that continues another one from its last stored state."""
         record = self._record(request.job_id, context)
         return self._submissions.resume(record, SubmittingClient(self._holder(context), context.peer()))
 
@@ -176,18 +172,18 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
         """Send the events after a cursor, until the job has ended."""
         self._record(request.job_id, context)
         session = request.session if self._holder(context).role != "read" else ""
-        self._runner.watching(request.job_id, 1, session)
+        self.runner.watching(request.job_id, 1, session)
         try:
-            context.add_callback(self._store.wake)
+            context.add_callback(self.store.wake)
             for event in self._events(request.job_id, request.after, context):
-                yield _to_message(event)
+                yield pb.JobEvent(cursor=event.cursor, at=event.at, kind=event.kind, data_json=json.dumps(event.data))
         finally:
-            self._runner.watching(request.job_id, -1, session)
+            self.runner.watching(request.job_id, -1, session)
 
     def _events(self, job_id: str, cursor: int, context: Any) -> Iterator[Event]:
         while context.is_active():
-            ended = is_terminal(self._store.get(job_id).state)
-            events = self._store.events(job_id, cursor) if ended else self._store.wait(job_id, cursor, POLL_S)
+            ended = is_terminal(self.store.get(job_id).state)
+            events = self.store.events(job_id, cursor) if ended else self.store.wait(job_id, cursor, POLL_S)
             yield from events
             cursor = events[-1].cursor if events else cursor
             if ended and not events:
@@ -201,17 +197,17 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
             raise UsageError("Control: expected an action. Received: none.")
         self._record(request.job_id, context)
         if action == "set_weights":
-            self._artifacts.path(request.set_weights.artifact)
+            self.artifacts.path(request.set_weights.artifact)
         if action == "cancel":
-            self._note("cancel", request.job_id, context)
-        self._runner.control(request)
+            self._write_audit("cancel", request.job_id, context)
+        self.runner.control(request)
         return pb.ControlReply()
 
     @answering
     def Snapshot(self, request: pb.JobRef, context: Any) -> pb.SnapshotReply:
         """Return the job's state as an artifact."""
         self._record(request.job_id, context)
-        return self._runner.snapshot(request.job_id)
+        return self.runner.snapshot(request.job_id)
 
     @answering
     def Feed(self, request_iterator: Iterator[pb.FedBatch], context: Any) -> Iterator[pb.FeedCredit]:
@@ -220,7 +216,7 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
         if first is None:
             return
         self._record(first.job_id, context)
-        feed = self._runner.feed(first.job_id)
+        feed = self.runner.feed(first.job_id)
         client = feed.open()
         failures: list[Exception] = []
         reader = threading.Thread(
@@ -236,27 +232,25 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
     @answering
     def List(self, request: pb.ListRequest, context: Any) -> pb.JobList:
         """Return the jobs that the caller may know of, oldest first."""
-        places, holder = self._runner.places(), self._holder(context)
-        return pb.JobList(jobs=[describe(one, places) for one in self._store.jobs() if holder.sees(one.owner)])
+        places, holder = self.runner.places(), self._holder(context)
+        return pb.JobList(jobs=[describe(one, places) for one in self.store.jobs() if holder.sees(one.owner)])
 
     @answering
     def Show(self, request: pb.JobRef, context: Any) -> pb.JobDescription:
         """Return the description of one job."""
-        return describe(self._record(request.job_id, context), self._runner.places())
+        return describe(self._record(request.job_id, context), self.runner.places())
 
     @answering
     def Trace(self, request: pb.JobRef, context: Any) -> Iterator[pb.ProcessSpans]:
         """Send what the processes of a job did."""
-        record = self._record(request.job_id, context)
-        for found in self._store.spans(record.job_id):
-            yield pb.ProcessSpans(**asdict(found))
+        yield from self.store.spans(self._record(request.job_id, context).job_id)
 
     @answering
     def Slots(self, request: pb.SlotsRequest, context: Any) -> pb.SlotList:
         """Return the registered slots, with the jobs that the caller may know of."""
         holder = self._holder(context)
-        known = {record.job_id for record in self._store.jobs() if holder.sees(record.owner)}
-        found = [pb.SlotDescription(**asdict(slot)) for slot in self._runner.slots()]
+        known = {record.job_id for record in self.store.jobs() if holder.sees(record.owner)}
+        found = self.runner.slots()
         for slot in found:
             if slot.job_id and slot.job_id not in known:
                 slot.job_id = OTHER_OWNER
@@ -268,7 +262,7 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
         if request.job_id:
             self._record(request.job_id, context)
         holder = self._holder(context)
-        return pb.PageLink(url=self._page.make_link(holder, request.job_id) if self._page is not None else "")
+        return pb.PageLink(url=self.page.make_link(holder, request.job_id) if self.page is not None else "")
 
     @answering
     def Delete(self, request: pb.DeleteRequest, context: Any) -> pb.DeleteReply:
@@ -277,15 +271,16 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
             records = [self._record(request.job_id, context)]
         else:
             holder = self._holder(context)
-            records = [one for one in self._store.ended_before(request.older_than_s) if holder.sees(one.owner)]
+            records = [one for one in self.store.ended_before(request.older_than_s) if holder.sees(one.owner)]
         for record in records:
-            self._store.delete(record.job_id)
-        needed = self._runner.artifacts_in_use().union(*map(artifacts_of, self._store.jobs()))
+            self.store.delete(record.job_id)
+        # Jobs share artifacts, for instance the data of two runs of a script.
+        needed = self.runner.artifacts_in_use().union(*map(artifacts_of, self.store.jobs()))
         unneeded = set[str]().union(*map(artifacts_of, records)) - needed
-        freed = sum(self._artifacts.delete(name) for name in unneeded)
+        freed = sum(self.artifacts.delete(name) for name in unneeded)
         for record in records:
             _log.info("job %s is deleted", record.job_id)
-            self._note("delete", record.job_id, context)
+            self._write_audit("delete", record.job_id, context)
         return pb.DeleteReply(job_ids=[record.job_id for record in records], bytes=freed)
 
 
@@ -303,38 +298,25 @@ def _receive(feed: BatchFeed, client: int, messages: Iterator[pb.FedBatch], fail
         _log.info("the feed of a job ended: %s", type(error).__name__)
 
 
-def _to_message(event: Event) -> pb.JobEvent:
-    return pb.JobEvent(cursor=event.cursor, at=event.at, kind=event.kind, data_json=json.dumps(event.data))
-
-
 def artifacts_of(record: JobRecord) -> set[str]:
     """Return the artifacts that belong to a job: what it was submitted with, and the states that it left."""
-    left = record.states
-    return artifact_names(parse_job(record.spec_json)) | left
+    return artifact_names(parse_job(record.spec_json)) | record.states
 
 
 def describe(record: JobRecord, places: Mapping[str, int]) -> pb.JobDescription:
     """Return the message for a job's row; ``places`` holds the places of waiting jobs in the queue."""
-    spec = parse_job(record.spec_json)
-    return pb.JobDescription(
-        job_id=record.job_id,
-        name=spec.name,
-        state=record.state,
-        reason=record.reason or "",
-        algorithm=spec.algorithm.name,
-        workers=spec.cluster.workers,
-        epoch=record.epoch,
-        epochs=spec.fit.epochs,
-        submitted_at=record.submitted_at,
-        ended_at=record.ended_at or 0.0,
-        last_logs_json=record.last_logs_json or "",
-        result_artifact=record.result_artifact or "",
-        workers_json=record.workers_json or "",
-        program=spec.program,
-        user=spec.user,
-        script=spec.script,
-        started_at=record.started_at or 0.0,
-        place=places.get(record.job_id, 0),
-        given_name=record.name or "",
-        resumable_from=(record.checkpoint_epochs or 0) if record.state in ("failed", "cancelled") else 0,
-    )
+    spec, fields = parse_job(record.spec_json), vars(record)
+    same = {name: fields[name] for name in pb.JobDescription.DESCRIPTOR.fields_by_name if name in fields}
+    others = {
+        "name": spec.name,
+        "algorithm": spec.algorithm.name,
+        "workers": spec.cluster.workers,
+        "epochs": spec.fit.epochs,
+        "program": spec.program,
+        "user": spec.user,
+        "script": spec.script,
+        "place": places.get(record.job_id, 0),
+        "given_name": record.name,
+        "resumable_from": (record.checkpoint_epochs or 0) if record.state in ("failed", "cancelled") else 0,
+    }
+    return pb.JobDescription(**same | others)

@@ -1,4 +1,4 @@
-"""Jobs and their events in SQLite: the only durable record of a job server besides its artifacts."""
+"""Jobs and their events in SQLite: with the artifacts, all that a job server keeps on disk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,11 @@ from nfdt.core.jobs.job_record import (
     JobRecord,
     JobState,
     Naming,
-    StoredSpans,
     check_transition,
     is_terminal,
     open_database,
 )
+from nfdt.core.wire import jobs_pb2 as pb
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def _event(row: sqlite3.Row) -> Event:
 
 
 def unknown_job(job_id: str) -> UsageError:
-    """Return the error about a job that is not there."""
+    """Return the error for a job that does not exist."""
     return UsageError(f"No job {job_id!r} on this server. `nfdt jobs list` shows the jobs there are.")
 
 
@@ -114,8 +114,12 @@ class JobStore:
                     database.execute("PRAGMA synchronous=NORMAL")
             self._changed.notify_all()
 
+    def _select(self, query: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[sqlite3.Row]:
+        with self._using() as database:
+            return database.execute(query, values).fetchall()
+
     def add(self, job_id: str, spec_json: str, *, session: str, owner: str, naming: Naming | None = None) -> int:
-        """Add a new job, queued; return the cursor of the last event that it takes over from the one before."""
+        """Add a queued job; return the cursor of the last event that is copied from the job before it."""
         naming = naming or Naming()
         with self._transaction(durable=True) as database:
             if naming.before:
@@ -133,24 +137,22 @@ class JobStore:
 
     def _epochs_of(self, job_id: str, epochs: int) -> Iterator[Event]:
         """Yield the beginnings and ends of the first epochs of a job."""
-        rows = self._database.execute(
+        rows = self._select(
             "SELECT * FROM events WHERE job_id=? AND kind IN ('epoch_begin', 'epoch_end', 'validated') "
             "AND json_extract(data_json, '$.epoch') < ? ORDER BY cursor",
             (job_id, epochs),
         )
-        return map(_event, rows.fetchall())
+        return map(_event, rows)
 
     def named(self, owner: str, name: str) -> JobRecord | None:
         """Return the owner's job of this name, if there is one."""
-        with self._using() as database:
-            row = database.execute("SELECT * FROM jobs WHERE owner=? AND name=?", (owner, name)).fetchone()
-        return None if row is None else JobRecord(**dict(row))
+        rows = self._select("SELECT * FROM jobs WHERE owner=? AND name=?", (owner, name))
+        return JobRecord(**rows[0]) if rows else None
 
     def last_cursor(self, job_id: str) -> int:
         """Return the cursor of the last event of a job; 0 if there is none."""
-        with self._using() as database:
-            found = database.execute("SELECT MAX(cursor) FROM events WHERE job_id=?", (job_id,)).fetchone()[0]
-        return int(found or 0)
+        ((cursor,),) = self._select("SELECT MAX(cursor) FROM events WHERE job_id=?", (job_id,))
+        return int(cursor or 0)
 
     def get(self, job_id: str) -> JobRecord:
         """Return the job in its current state.
@@ -158,25 +160,20 @@ class JobStore:
         Raises:
             UsageError: there is no such job.
         """
-        with self._using() as database:
-            row = database.execute("SELECT * FROM jobs WHERE job_id=?", (job_id,)).fetchone()
-        if row is None:
+        rows = self._select("SELECT * FROM jobs WHERE job_id=?", (job_id,))
+        if not rows:
             raise unknown_job(job_id)
-        return JobRecord(**dict(row))
+        return JobRecord(**rows[0])
 
     def jobs(self, states: tuple[JobState, ...] | None = None) -> list[JobRecord]:
         """Return all jobs, or those in one of ``states``, oldest first."""
         chosen = f"WHERE state IN ({','.join('?' * len(states))})" if states is not None else ""
-        with self._using() as database:
-            query = f"SELECT * FROM jobs {chosen} ORDER BY submitted_at, rowid"
-            rows = database.execute(query, states or ()).fetchall()
-        return [JobRecord(**dict(row)) for row in rows]
+        rows = self._select(f"SELECT * FROM jobs {chosen} ORDER BY submitted_at, rowid", states or ())
+        return [JobRecord(**row) for row in rows]
 
     def count_states(self) -> dict[str, int]:
         """Return the number of jobs in each state that some job has."""
-        with self._using() as database:
-            rows = database.execute("SELECT state, COUNT(*) AS count FROM jobs GROUP BY state").fetchall()
-        return {row["state"]: row["count"] for row in rows}
+        return {state: count for state, count in self._select("SELECT state, COUNT(*) FROM jobs GROUP BY state")}
 
     def ended_before(self, age_s: float) -> list[JobRecord]:
         """Return the jobs that ended at least ``age_s`` seconds ago, oldest first."""
@@ -201,29 +198,25 @@ class JobStore:
         Raises:
             UsageError: the current state does not allow this transition.
         """
-        with self._transaction(durable=True):
-            self._transition(job_id, state, reason, error, self.now() if at is None else at)
-
-    def _transition(
-        self, job_id: str, state: JobState, reason: str | None, error: dict[str, Any] | None, now: float
-    ) -> None:
-        record = self.get(job_id)
-        check_transition(job_id, record.state, state)
-        ended_at = now if is_terminal(state) else None
-        started_at = now if state == "starting" else record.started_at
-        self._database.execute(
-            "UPDATE jobs SET state=?, reason=?, started_at=?, ended_at=? WHERE job_id=?",
-            (state, reason, started_at, ended_at, job_id),
-        )
-        if ended_at is not None:
-            after = f"after {now - started_at:.1f} s" if started_at is not None else "before it began"
-            _log.info("job %s %s %s%s", job_id, state, after, f": {reason}" if reason else "")
-        self._insert(job_id, "state", {"state": state, "reason": reason, "error": error}, now)
+        with self._transaction(durable=True) as database:
+            record, now = self.get(job_id), self.now() if at is None else at
+            check_transition(job_id, record.state, state)
+            ended_at = now if is_terminal(state) else None
+            started_at = now if state == "starting" else record.started_at
+            database.execute(
+                "UPDATE jobs SET state=?, reason=?, started_at=?, ended_at=? WHERE job_id=?",
+                (state, reason, started_at, ended_at, job_id),
+            )
+            if ended_at is not None:
+                after = f"after {now - started_at:.1f} s" if started_at is not None else "before it began"
+                _log.info("job %s %s %s%s", job_id, state, after, f": {reason}" if reason else "")
+            self._insert(job_id, "state", {"state": state, "reason": reason, "error": error}, now)
 
     def update(self, job_id: str, **facts: Any) -> None:
-        """Set some of the columns that describe how far a job is."""
+        """Set some of the columns that describe the progress of a job."""
         if unknown := set(facts) - set(_FACTS):
             raise UsageError(f"Job facts: expected {', '.join(_FACTS)}. Received: {', '.join(sorted(unknown))}.")
+        # A state that was stored before a loss of power must be found after it; progress may be lost.
         columns = ", ".join(f"{name}=?" for name in facts)
         with self._transaction(durable=any(name.endswith("_artifact") for name in facts)) as database:
             database.execute(f"UPDATE jobs SET {columns} WHERE job_id=?", (*facts.values(), job_id))
@@ -241,9 +234,8 @@ class JobStore:
                     f"Job {job_id}: expected a job that has ended. Received: one that is {record.state}. "
                     f"Cancel it first: nfdt jobs cancel {job_id}"
                 )
-            database.execute("DELETE FROM jobs WHERE job_id=?", (job_id,))
-            database.execute("DELETE FROM events WHERE job_id=?", (job_id,))
-            database.execute("DELETE FROM spans WHERE job_id=?", (job_id,))
+            for table in ("jobs", "events", "spans"):
+                database.execute(f"DELETE FROM {table} WHERE job_id=?", (job_id,))
 
     def add_spans(self, job_id: str, process: str, records: bytes, offset_s: float, error_s: float) -> None:
         """Add spans of a process, and delete its oldest deliveries above :data:`SPAN_BYTES`.
@@ -258,19 +250,17 @@ class JobStore:
         with self._transaction() as database:
             insert = "INSERT INTO spans (job_id, process, records, offset_s, error_s) VALUES (?, ?, ?, ?, ?)"
             database.execute(insert, (job_id, process, records, offset_s, error_s))
-            sizes = "SELECT rowid, LENGTH(records) AS size FROM spans WHERE job_id=? AND process=? ORDER BY rowid DESC"
+            sizes = "SELECT rowid, LENGTH(records) FROM spans WHERE job_id=? AND process=? ORDER BY rowid DESC"
             total = 0
-            for row in database.execute(sizes, (job_id, process)).fetchall():
+            for row, size in self._select(sizes, (job_id, process)):
                 if total >= SPAN_BYTES:
-                    database.execute("DELETE FROM spans WHERE rowid=?", (row["rowid"],))
-                total += row["size"]
+                    database.execute("DELETE FROM spans WHERE rowid=?", (row,))
+                total += size
 
-    def spans(self, job_id: str) -> list[StoredSpans]:
+    def spans(self, job_id: str) -> list[pb.ProcessSpans]:
         """Return the deliveries of spans of a job, of each process in order."""
         select = "SELECT process, records, offset_s, error_s FROM spans WHERE job_id=? ORDER BY rowid"
-        with self._using() as database:
-            rows = database.execute(select, (job_id,)).fetchall()
-        return [StoredSpans(**row) for row in rows]
+        return [pb.ProcessSpans(**row) for row in self._select(select, (job_id,))]
 
     def append(self, job_id: str, kind: EventKind, data: dict[str, Any], at: float | None = None) -> Event:
         """Add an event of the time ``at``; an epoch's end also deletes old progress events of the epoch before."""
@@ -291,10 +281,10 @@ class JobStore:
 
     def _thin(self, job_id: str, end: int) -> None:
         """Keep only the last progress event of the epoch before the one that ended at ``end``."""
-        ends = self._database.execute(
+        ends = self._select(
             "SELECT cursor FROM events WHERE job_id=? AND kind='epoch_end' AND cursor<? ORDER BY cursor DESC LIMIT 2",
             (job_id, end),
-        ).fetchall()
+        )
         if not ends:
             return
         last, first = ends[0][0], ends[1][0] if len(ends) > 1 else 0
@@ -306,11 +296,8 @@ class JobStore:
 
     def events(self, job_id: str, after: int = 0, limit: int = 1000) -> list[Event]:
         """Return the events with a cursor above ``after``, in order."""
-        with self._using() as database:
-            rows = database.execute(
-                "SELECT * FROM events WHERE job_id=? AND cursor>? ORDER BY cursor LIMIT ?", (job_id, after, limit)
-            ).fetchall()
-        return [_event(row) for row in rows]
+        query = "SELECT * FROM events WHERE job_id=? AND cursor>? ORDER BY cursor LIMIT ?"
+        return [_event(row) for row in self._select(query, (job_id, after, limit))]
 
     def wait(self, job_id: str, after: int, timeout_s: float) -> list[Event]:
         """Return :meth:`events`; wait for the first of them, up to ``timeout_s`` or until :meth:`wake`."""
@@ -344,13 +331,10 @@ class JobStore:
 
     def restarts(self, job_id: str) -> int:
         """Return how often a job was queued again since the last end of an epoch."""
-        with self._using() as database:
-            return int(
-                database.execute(
-                    "SELECT COUNT(*) FROM events WHERE job_id=:job AND kind='state' "
-                    "AND json_extract(data_json, '$.state') = 'queued' "
-                    "AND json_extract(data_json, '$.reason') IS NOT NULL "
-                    "AND cursor > (SELECT COALESCE(MAX(cursor), 0) FROM events WHERE job_id=:job AND kind='epoch_end')",
-                    {"job": job_id},
-                ).fetchone()[0]
-            )
+        ((count,),) = self._select(
+            "SELECT COUNT(*) FROM events WHERE job_id=:job AND kind='state' "
+            "AND json_extract(data_json, '$.state') = 'queued' AND json_extract(data_json, '$.reason') IS NOT NULL "
+            "AND cursor > (SELECT COALESCE(MAX(cursor), 0) FROM events WHERE job_id=:job AND kind='epoch_end')",
+            {"job": job_id},
+        )
+        return int(count)

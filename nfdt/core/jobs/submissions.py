@@ -1,4 +1,4 @@
-"""Submission of jobs: new ones, those that go on from the state of another one, and those that have a name."""
+"""Submission of jobs: new jobs, jobs that continue another one, and jobs that a script finds again by name."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 import logging
 import secrets
 import threading
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from nfdt.core.errors import UsageError
 from nfdt.core.jobs import admission
@@ -21,6 +20,8 @@ from nfdt.core.specs.callbacks import CallbacksSpec
 from nfdt.core.specs.job import EpochProgress, JobSpec, parse_job
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.model.program.manifest import Manifest
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -49,48 +50,28 @@ class Checkpoint:
 
     @property
     def where(self) -> str:
-        """Description of the moment of the state."""
+        """Position in the training at which the state was stored, for messages."""
         if self.begun is None or not self.begun.samples:
             return f"from the end of epoch {self.epochs}" if self.epochs else "from the beginning"
         return f"after {self.begun.samples} samples of epoch {self.epochs + 1}"
 
-    def manifest(self, before: Manifest) -> Manifest:
-        """Return the job's manifest with this state as the initial one."""
-        return before.with_state(self.state)
-
-    def resumed(self, program: str, before: Manifest) -> JobSpec:
-        """Return the specification with which the job trains the remaining epochs.
+    def resume(self, before: Manifest, artifacts: ArtifactStore) -> JobSpec:
+        """Return the specification with which the job trains the remaining epochs; its new program is stored.
 
         Args:
-            program: Artifact of :meth:`manifest`.
-            before: Manifest of the job before.
+            before: Manifest of the job so far.
+            artifacts: Takes the program, whose initial state is this one.
         """
+        program = artifacts.put(before.with_state(self.state).to_bytes())
         kept = set(self.spec.artifacts) - {self.spec.program, before.state}
-        fit = self.spec.fit.model_copy(update={"initial_epoch": self.epochs, "begun": self.begun})
-        artifacts = tuple(sorted({*kept, program, self.state}))
-        changes: dict[str, Any] = {"artifacts": artifacts, "program": program, "fit": fit}
-        if self.callbacks is not None:
-            changes["callbacks"] = self.callbacks
-        return self.spec.model_copy(update=changes)
-
-
-def checkpoint_of(record: JobRecord) -> Checkpoint:
-    """Return the checkpoint from which a job can go on.
-
-    Raises:
-        UsageError: The job has not ended or has succeeded, left no state, or its data came from its script.
-    """
-    if record.state not in ("failed", "cancelled"):
-        raise UsageError(
-            f"Job {record.job_id}: expected a job that failed or was cancelled. Received: one that is {record.state}."
+        return self.spec.model_copy(
+            update={
+                "artifacts": tuple(sorted({*kept, program, self.state})),
+                "program": program,
+                "fit": self.spec.fit.model_copy(update={"initial_epoch": self.epochs, "begun": self.begun}),
+                "callbacks": self.callbacks or self.spec.callbacks,
+            }
         )
-    states = stored_states(record, parse_job(record.spec_json))
-    if not states:
-        raise UsageError(
-            f"Job {record.job_id}: expected a state at the end of an epoch. Received: none, because the job ended in "
-            "its first epoch. Submit it again."
-        )
-    return states[0]
 
 
 def stored_states(record: JobRecord, spec: JobSpec, *, fed: bool = False) -> list[Checkpoint]:
@@ -121,9 +102,6 @@ def stored_states(record: JobRecord, spec: JobSpec, *, fed: bool = False) -> lis
     return states
 
 
-_log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True)
 class SubmittingClient:
     """Client that submits a job.
@@ -139,31 +117,27 @@ class SubmittingClient:
     session: str = ""
 
 
+@dataclass(eq=False)
 class Submissions:
     """Checks and queues jobs.
 
-    Args:
+    Attributes:
         store: Jobs and events.
         artifacts: Uploaded and produced files.
         runner: Runs the jobs.
         audit: Log of the users' actions.
         allow_code: Whether jobs may carry pickled code.
         limits: Limits of one client.
+        admitting: Held from the check of quotas and names until the job is stored, so that two calls cannot both pass.
     """
 
-    def __init__(
-        self,
-        store: JobStore,
-        artifacts: ArtifactStore,
-        runner: JobRunner,
-        audit: AuditLog,
-        *,
-        allow_code: bool,
-        limits: admission.Limits,
-    ) -> None:
-        self._store, self._artifacts, self._runner, self._audit = store, artifacts, runner, audit
-        self._allow_code, self._limits = allow_code, limits
-        self._admitting = threading.Lock()
+    store: JobStore
+    artifacts: ArtifactStore
+    runner: JobRunner
+    audit: AuditLog
+    allow_code: bool
+    limits: admission.Limits
+    admitting: threading.Lock = field(default_factory=threading.Lock)
 
     def submit(self, spec: JobSpec, by: SubmittingClient, name: str = "") -> pb.SubmitReply:
         """Queue a job; if the owner has a job of this name, go on with that one.
@@ -173,53 +147,68 @@ class Submissions:
             JobTaken: Another client is attached to the job of this name.
         """
         manifest = self._check(spec)
-        with self._admitting:
+        with self.admitting:
             if not name:
                 return self._add(spec, by, Naming())
             identity = identity_of(spec, manifest)
-            before = self._store.named(by.holder.owner, check_name(name))
+            before = self.store.named(by.holder.owner, check_name(name))
             if before is not None and before.state not in ("failed", "cancelled"):
                 return self._attach(before, name, identity, by)
             return self._begin_named(spec, manifest, by, Naming(name, json.dumps(identity)), before)
 
     def resume(self, record: JobRecord, by: SubmittingClient) -> pb.SubmitReply:
-        """Queue a detached job that goes on from the last stored state of another one, whose name it takes."""
-        checkpoint = checkpoint_of(record)
-        admission.check_artifacts(checkpoint.spec, self._artifacts)
-        resumed = self._resumed(checkpoint, admission.read_manifest(checkpoint.spec, self._artifacts))
+        """Queue a detached job that continues another one from its last stored state, and takes its name.
+
+        Raises:
+            UsageError: The job has not ended or has succeeded, left no state, or its data came from its script.
+        """
+        if record.state not in ("failed", "cancelled"):
+            raise UsageError(
+                f"Job {record.job_id}: expected a job that failed or was cancelled. "
+                f"Received: one that is {record.state}."
+            )
+        states = stored_states(record, parse_job(record.spec_json))
+        if not states:
+            raise UsageError(
+                f"Job {record.job_id}: expected a state at the end of an epoch. Received: none, because the job ended "
+                "in its first epoch. Submit it again."
+            )
+        checkpoint = states[0]
+        admission.check_artifacts(checkpoint.spec, self.artifacts)
+        resumed = checkpoint.resume(admission.read_manifest(checkpoint.spec, self.artifacts), self.artifacts)
         spec = resumed.model_copy(update={"attended": False})
         self._check(spec)
         naming = (
             Naming(record.name, record.identity_json, record.job_id, checkpoint.epochs) if record.name else Naming()
         )
-        with self._admitting:
+        with self.admitting:
             reply = self._add(spec, by, naming)
         _log.info("job %s goes on from epoch %d of job %s", reply.job_id, checkpoint.epochs, record.job_id)
         return reply
 
     def _check(self, spec: JobSpec) -> Manifest:
-        if spec.code and not self._allow_code:
+        if spec.code and not self.allow_code:  # before any file of it is read
             admission.check_code(spec, Manifest({}), allow_code=False)
-        admission.check_artifacts(spec, self._artifacts)
-        manifest = admission.read_manifest(spec, self._artifacts)
-        admission.check_code(spec, manifest, allow_code=self._allow_code)
-        self._runner.admit(spec, manifest)
-        admission.check_versions(spec, self._runner.slot_counts().versions)
+        admission.check_artifacts(spec, self.artifacts)
+        manifest = admission.read_manifest(spec, self.artifacts)
+        admission.check_code(spec, manifest, allow_code=self.allow_code)
+        self.runner.admit(spec, manifest)
+        admission.check_versions(spec, self.runner.slot_counts().versions)
         return manifest
 
     def _add(self, spec: JobSpec, by: SubmittingClient, naming: Naming) -> pb.SubmitReply:
-        """Queue a job that is checked."""
+        """Queue a job that has passed all checks but the quotas."""
         job_id, owner = f"job-{secrets.token_hex(5)}", by.holder.owner
-        active = [parse_job(record.spec_json) for record in self._store.active_of(owner)]
-        admission.check_quotas(spec, active, by.holder, self._limits)
-        taken = self._store.add(job_id, spec.model_dump_json(), session=by.session, owner=owner, naming=naming)
-        self._audit.write("submit", by.holder, by.peer, job_id, name=spec.name, user=spec.user, script=spec.script)
+        active = [parse_job(record.spec_json) for record in self.store.active_of(owner)]
+        admission.check_quotas(spec, active, by.holder, self.limits)
+        taken = self.store.add(job_id, spec.model_dump_json(), session=by.session, owner=owner, naming=naming)
+        self.audit.write("submit", by.holder, by.peer, job_id, name=spec.name, user=spec.user, script=spec.script)
         _log.info(
             "job %s (%s) submitted by %s with %s at %s: %s, %d workers, %d epochs",
             *(job_id, naming.name or spec.name, spec.user or "-", spec.script or "-", by.peer),
             *(spec.algorithm.name, spec.cluster.workers, spec.fit.epochs - spec.fit.initial_epoch),
         )
-        self._runner.submitted(job_id)
+        self.runner.submitted(job_id)
         return pb.SubmitReply(job_id=job_id, cursor=taken)
 
     # ---- names
@@ -228,28 +217,30 @@ class Submissions:
         """Return the job of this name, which waits, runs, or has succeeded."""
         if found := differences(json.loads(job.identity_json or "{}"), identity):
             raise other_program(name, job.job_id, job.state, found)
-        self._runner.check_free(job.job_id, by.session)
+        self.runner.check_free(job.job_id, by.session)
         _log.info("job %s (%s) is attached to at %s", job.job_id, name, by.peer)
-        return pb.SubmitReply(job_id=job.job_id, cursor=self._store.last_cursor(job.job_id))
+        return pb.SubmitReply(job_id=job.job_id, cursor=self.store.last_cursor(job.job_id))
 
     def _begin_named(
         self, spec: JobSpec, manifest: Manifest, by: SubmittingClient, naming: Naming, before: JobRecord | None
     ) -> pb.SubmitReply:
-        """Queue a job with a name; it goes on from the last state of the one that failed, if both are one program."""
+        """Queue a job with a name; it continues the failed job of that name if both are the same program."""
         if before is None:
             return self._add(spec, by, naming)
         naming = replace(naming, before=before.job_id)
         found = differences(json.loads(before.identity_json or "{}"), json.loads(naming.identity_json or "{}"))
         checkpoint = None if found else self._last_state(before, spec)
         if checkpoint is not None:
-            reply = self._add(self._resumed(checkpoint, manifest), by, replace(naming, epochs=checkpoint.epochs))
+            reply = self._add(
+                checkpoint.resume(manifest, self.artifacts), by, replace(naming, epochs=checkpoint.epochs)
+            )
             text = f"training goes on {checkpoint.where}"
         else:
             reply = self._add(spec, by, naming)
             why = f"its program differs: {', '.join(found)}" if found else "it left no state"
             text = f"training begins anew, because {why}"
         text = f"Job {before.job_id} of this name is {before.state}: {text}."
-        self._store.append(reply.job_id, "log", {"worker": None, "level": "warning", "text": text})
+        self.store.append(reply.job_id, "log", {"worker": None, "level": "warning", "text": text})
         return reply
 
     def _last_state(self, before: JobRecord, spec: JobSpec) -> Checkpoint | None:
@@ -260,9 +251,5 @@ class Submissions:
             states = stored_states(before, spec, fed=True)
         except UsageError:  # all epochs are trained
             return None
-        intact = (one for one in states if all(map(self._artifacts.intact, one.artifacts)))
+        intact = (one for one in states if all(map(self.artifacts.intact, one.artifacts)))
         return next(intact, None)
-
-    def _resumed(self, checkpoint: Checkpoint, manifest: Manifest) -> JobSpec:
-        program = self._artifacts.put(checkpoint.manifest(manifest).to_bytes())
-        return checkpoint.resumed(program, manifest)

@@ -1,4 +1,4 @@
-"""The part of a model that one shard owns, its place in the optimizer's state, and the division of a job's state."""
+"""Division of a model among shards: the variables and optimizer state that each holds, and how states are cut."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ShardPlan:
         return weights[self.start : self.start + size]
 
     def bindings(self, variables: int) -> list[tuple[OptimizerSlot, ...]]:
-        """Return for each of the shard's optimizer variables, in order, its parts: the whole optimizer's variables.
+        """Return, for each optimizer variable of the shard in order, the whole optimizer's variables that it holds.
 
         A flat optimizer's k-th slot is the concatenation of the k-th slot of every variable.
 
@@ -204,6 +204,7 @@ def sparse_tables(manifest: Manifest, algorithm: AlgorithmSpec, shards: int) -> 
     if not (algorithm.sparse and plain and as_they_are) or any(options.get(name) for name in moved):
         return ()
     pieces = [piece for run in layout.cut(shards) for piece in run.pieces]
+    # A table is sent as rows only if every shard holds whole rows of it.
     cut_rows = {piece.variable for piece in pieces if len(piece.shape) != len(piece.slot.shape)}
     return tuple(i for i in manifest.tables if layout.slots[i].size >= MIN_TABLE_SIZE and i not in cut_rows)
 

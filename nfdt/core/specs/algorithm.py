@@ -23,6 +23,7 @@ from nfdt.core.specs.presets import (
 )
 from nfdt.core.specs.read_with import ReadWith
 
+# Conditions under which options are read; ``find_idle`` reports options that are given without effect.
 _DELAYS_COUNT = ReadWith(topology=("flat", "groups"))  # the ranks of a ring push nowhere
 _STRENGTH = ReadWith(update_rule=("dc", "dc-a", "dc-k", "ddc"), outer=("gradient",))
 _FREE = tuple(name for name, facts in CONSISTENCY_FACTS.items() if facts.independent)

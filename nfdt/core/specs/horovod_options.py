@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -15,9 +16,17 @@ MOST_COOLDOWN_S = 600
 GLOO_TIMEOUT_S = 60  # limit of the ranks' wait for a rank that is starting, and for an unresponsive host
 PATH = r"^[^-]"  # never an option of a launcher
 ANY_WORLD = ReadWith(topology=("ring", "groups"))  # topologies with Horovod
-LATER_WORLDS = ReadWith(plan=("topology",))
+LATER_WORLDS = ReadWith(plan=("topology",))  # the plan may choose groups while the job trains
 RING = ReadWith(topology=("ring",))
 ELASTIC = ReadWith(topology=("ring",), elastic=(True,))
+_TUNING = (  # option, environment variable of Horovod, argument of horovodrun
+    ("fusion_threshold_mb", "HOROVOD_FUSION_THRESHOLD", "--fusion-threshold-mb"),
+    ("cycle_time_ms", "HOROVOD_CYCLE_TIME", "--cycle-time-ms"),
+    ("autotune_log", "HOROVOD_AUTOTUNE_LOG", "--autotune-log-file"),
+    ("timeline", "HOROVOD_TIMELINE", "--timeline-filename"),
+    ("stall_warning_s", "HOROVOD_STALL_CHECK_TIME_SECONDS", "--stall-check-warning-time-seconds"),
+    ("stall_shutdown_s", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "--stall-check-shutdown-time-seconds"),
+)
 
 
 class RingTuning(BaseModel):
@@ -58,30 +67,18 @@ class RingTuning(BaseModel):
 
     def variables(self) -> dict[str, str]:
         """Return the equivalent environment variables of Horovod."""
-        fusion_mb = self.fusion_threshold_mb
-        values = {
-            "HOROVOD_FUSION_THRESHOLD": None if fusion_mb is None else fusion_mb * 2**20,
-            "HOROVOD_CYCLE_TIME": self.cycle_time_ms,
-            "HOROVOD_AUTOTUNE": int(self.autotune) or None,
-            "HOROVOD_AUTOTUNE_LOG": self.autotune_log,
-            "HOROVOD_TIMELINE": self.timeline,
-            "HOROVOD_STALL_CHECK_TIME_SECONDS": self.stall_warning_s,
-            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": self.stall_shutdown_s,
-        }
+        values = {variable: getattr(self, option) for option, variable, _ in _TUNING}
+        if self.fusion_threshold_mb is not None:
+            # Horovod reads bytes from the environment, and MiB from its arguments.
+            values["HOROVOD_FUSION_THRESHOLD"] = self.fusion_threshold_mb * 2**20
+        if self.autotune:
+            values["HOROVOD_AUTOTUNE"] = 1
         return {name: str(value) for name, value in values.items() if value is not None}
 
     def tuning_flags(self) -> list[str]:
         """Return the equivalent arguments of ``horovodrun``."""
-        values = {
-            "--fusion-threshold-mb": self.fusion_threshold_mb,
-            "--cycle-time-ms": self.cycle_time_ms,
-            "--autotune-log-file": self.autotune_log,
-            "--timeline-filename": self.timeline,
-            "--stall-check-warning-time-seconds": self.stall_warning_s,
-            "--stall-check-shutdown-time-seconds": self.stall_shutdown_s,
-        }
-        given = [part for name, value in values.items() if value is not None for part in (name, str(value))]
-        return (["--autotune"] if self.autotune else []) + given
+        flags = _arguments({flag: getattr(self, option) for option, _, flag in _TUNING})
+        return ["--autotune", *flags] if self.autotune else flags
 
 
 class RingElastic(BaseModel):
@@ -135,5 +132,8 @@ class RingElastic(BaseModel):
             "--gloo-timeout-seconds": GLOO_TIMEOUT_S,
             "--reset-limit": self.reset_limit,
         }
-        given = [part for name, value in values.items() if value is not None for part in (name, str(value))]
-        return [*given, "--blacklist-cooldown-range", str(self.host_cooldown_s), str(MOST_COOLDOWN_S)]
+        return [*_arguments(values), "--blacklist-cooldown-range", str(self.host_cooldown_s), str(MOST_COOLDOWN_S)]
+
+
+def _arguments(values: Mapping[str, object]) -> list[str]:
+    return [part for name, value in values.items() if value is not None for part in (name, str(value))]

@@ -302,6 +302,7 @@ def find_idle(algorithm: AlgorithmSpec, cluster: ClusterSpec, given: Iterable[st
 
     A part that equals the preset's own choice is redundant but correct, and is left out.
     """
+    # Conditions refer to ``elastic`` as well, a property of the cluster.
     chosen = {**cluster.model_dump(), "elastic": cluster.elastic, **algorithm.model_dump()}
     own = resolve_algorithm(algorithm.name).model_dump()
     options = {**ClusterSpec.model_fields, **AlgorithmSpec.model_fields}

@@ -1,4 +1,4 @@
-"""Effect of options: each declares the choices of other options with which it is read."""
+"""Conditions under which options have an effect: the choices of other options with which an option is read."""
 
 from __future__ import annotations
 

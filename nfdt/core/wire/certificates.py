@@ -1,4 +1,4 @@
-"""Certificate authorities that live in memory, and the certificates that they issue; all of it as PEM."""
+"""Certificate authorities that are kept in memory, and the certificates that they issue, as PEM."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CertificateKeyPair:
 
 
 class CertificateAuthority:
-    """Authority with a key of its own (NIST P-256), which is never written anywhere by this class.
+    """Authority with a new key (NIST P-256), which stays in memory unless the caller stores it.
 
     Args:
         name: Common name of the authority.

@@ -119,7 +119,7 @@ def open_channel(
 
 
 class _TokenGate(grpc.ServerInterceptor):
-    """Rejects calls without a valid token before their first message is read, and parses the requests of the others."""
+    """Refuses calls without a valid token before their first message is read, and parses the requests of all others."""
 
     def __init__(self, authenticate: Authenticate, admit: Callable[[grpc.ServicerContext], None]) -> None:
         self._authenticate, self._admit = authenticate, admit
@@ -131,24 +131,21 @@ class _TokenGate(grpc.ServerInterceptor):
         open_to_all = method == _HEALTH_CHECK
         try:
             accepted = open_to_all or self._authenticate(method, token)
-        except NfdtError as refusal:
-            return grpc.stream_stream_rpc_method_handler(partial(_refuse, refusal))
+            refusal: NfdtError = AuthenticationFailed(
+                "The server does not accept this token. Use the one it was started with."
+                if token
+                else "No token came with the call. Expected: authorization metadata."
+            )
+        except NfdtError as error:
+            accepted, refusal = False, error
         if accepted:
             handler = continuation(handler_call_details)
             return handler and self._parser.wrapped(handler, method, None if open_to_all else self._admit)
-        return grpc.stream_stream_rpc_method_handler(_refuse_without_token if not token else _refuse_token)
+        return grpc.stream_stream_rpc_method_handler(partial(_refuse, refusal))
 
 
 def _refuse(refusal: NfdtError, _requests: Any, context: grpc.ServicerContext) -> Any:
     abort(context, refusal)
-
-
-def _refuse_without_token(_requests: Any, context: grpc.ServicerContext) -> Any:
-    abort(context, AuthenticationFailed("No token came with the call. Expected: authorization metadata."))
-
-
-def _refuse_token(_requests: Any, context: grpc.ServicerContext) -> Any:
-    abort(context, AuthenticationFailed("The server does not accept this token. Use the one it was started with."))
 
 
 def _server_credentials(cert: Pem, key: Pem | None, client_ca: Pem | None) -> grpc.ServerCredentials:
@@ -214,7 +211,7 @@ def make_server(
         ],
         maximum_concurrent_rpcs=max_threads,
     )
-    server = GuardedServer(served, doorkeeper)
+    server: Any = GuardedServer(served, doorkeeper)
     from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # clients need not have it
 
     checks = health.HealthServicer()

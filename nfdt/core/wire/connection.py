@@ -1,7 +1,7 @@
-"""Bytes over one TCP connection, plain or TLS, for one thread that sends and one that receives.
+"""TCP connections, plain or with TLS, for one thread that sends and one that receives; TLS settings of both sides.
 
-Waits have a time limit. Plain connections block in the kernel, where the limit is set once: Python's own time limits
-cost an extra call per piece. Two threads must not use a TLS object at the same time, so no thread blocks inside it.
+Every wait has a time limit. Plain connections block in the kernel, where the limit is set once: Python's own limits
+cost another system call for each piece. A TLS object serves one thread at a time, so no thread blocks inside it.
 """
 
 from __future__ import annotations
@@ -40,11 +40,6 @@ def load_key_pair(context: ssl.SSLContext, cert: Pem, key: Pem | None) -> None:
         file.write(read_pem(cert) + b"\n" + (read_pem(key) if key else b""))
         file.flush()
         context.load_cert_chain(file.name)
-
-
-def trust(context: ssl.SSLContext, authority: Pem) -> None:
-    """Make a TLS context trust certificates."""
-    context.load_verify_locations(cadata=read_pem(authority).decode())
 
 
 @contextlib.contextmanager
@@ -190,7 +185,7 @@ def server_tls(cert: Pem, key: Pem | None, client_ca: Pem | None) -> ssl.SSLCont
         load_key_pair(context, cert, key)
     if client_ca:
         with checked("PEM certificates of those who sign clients' certificates", client_ca):
-            trust(context, client_ca)
+            context.load_verify_locations(cadata=read_pem(client_ca).decode())
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 

@@ -1,4 +1,4 @@
-"""Limits on the number and the age of connections without a valid token, and a gRPC server that keeps to them.
+"""Limits on the number and age of connections without a valid token, and a gRPC server that enforces them.
 
 grpcio accepts every connection and does not list them, so the sockets of this process are inspected through /proc. A
 connection is a stranger until a call with a valid token has arrived on it. Strangers beyond the limits are shut down,
@@ -17,7 +17,7 @@ import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ class Doorkeeper:
         self._stopped.set()
 
     def admit(self, context: Any) -> None:
-        """Mark the connection of this call as known: a valid token has arrived on it."""
+        """Mark the connection of this call as known, because a valid token has arrived on it."""
         name = context.peer()
         if name not in self._known and (peer := _peer(name)) is not None:
             self._known[name] = peer
@@ -137,7 +137,7 @@ class Doorkeeper:
             late = now - one.since >= limits.stranger_s
             if late or held[host] > limits.strangers_of_one or total > limits.strangers:
                 self._warnings.warn("connection from %s without a token is closed", host)
-                self._shut_down(one)
+                self._shut_down(one)  # grpcio handles it as the end of the connection
                 held[host] -= 1
                 total -= 1
 
@@ -176,46 +176,36 @@ def _peer(name: str) -> Peer | None:
         return None
 
 
-class GuardedServer(grpc.Server):
-    """A ``grpc.Server`` that starts and stops the doorkeeper and passes it the ports."""
+class GuardedServer:
+    """A ``grpc.Server`` that starts and stops a doorkeeper, which watches every port; all else is the server's own."""
 
-    def __init__(self, server: Any, doorkeeper: Doorkeeper) -> None:
+    def __init__(self, server: grpc.Server, doorkeeper: Doorkeeper) -> None:
         self._server, self._doorkeeper = server, doorkeeper
 
-    def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[grpc.GenericRpcHandler]) -> None:
-        """See ``grpc.Server``."""
-        self._server.add_generic_rpc_handlers(generic_rpc_handlers)
-
-    def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Any]) -> None:
-        """See ``grpc.Server``."""
-        self._server.add_registered_method_handlers(service_name, method_handlers)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._server, name)
 
     def add_insecure_port(self, address: str) -> int:
-        """See ``grpc.Server``."""
-        return self._added(self._server.add_insecure_port(address))
+        """Listen in plain text; return the port."""
+        port = self._server.add_insecure_port(address)
+        self._doorkeeper.ports.add(port)
+        return port
 
     def add_secure_port(self, address: str, server_credentials: grpc.ServerCredentials) -> int:
-        """See ``grpc.Server``."""
-        return self._added(self._server.add_secure_port(address, server_credentials))
-
-    def _added(self, port: int) -> int:
+        """Listen with TLS; return the port."""
+        port = self._server.add_secure_port(address, server_credentials)
         self._doorkeeper.ports.add(port)
         return port
 
     def start(self) -> None:
-        """See ``grpc.Server``."""
+        """Start the server, then the doorkeeper."""
         self._server.start()
         self._doorkeeper.start()
 
     def stop(self, grace: float | None = None) -> threading.Event:
-        """See ``grpc.Server``."""
+        """Stop the doorkeeper and the server; return an event that is set when the server has stopped."""
         self._doorkeeper.stop()
-        stopped: threading.Event = self._server.stop(grace)
-        return stopped
-
-    def wait_for_termination(self, timeout: float | None = None) -> bool:
-        """See ``grpc.Server``."""
-        return bool(self._server.wait_for_termination(timeout))
+        return self._server.stop(grace)
 
 
 def raise_descriptor_limit() -> None:

@@ -39,7 +39,7 @@ class FrameStream:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._ahead = memoryview(bytearray(_READ_AHEAD))
+        self._ahead = memoryview(bytearray(_READ_AHEAD))  # length and header of a frame arrive with one system call
         self._start = self._stop = 0
         self.sent = self.received = 0
 
@@ -55,6 +55,7 @@ class FrameStream:
             OSError: the connection is gone.
         """
         data, view = header.SerializeToString(), memoryview(payload)
+        # One system call sends header and payload, without joining them.
         parts = [memoryview(_LENGTH.pack(len(data)) + data)]
         if view.nbytes:
             parts.append(view.cast("B"))
@@ -88,11 +89,11 @@ class FrameStream:
             if not count:
                 return None
             self._start, self._stop = 0, count
-        length = _LENGTH.unpack(self.take(_LENGTH.size))[0]
+        length = _LENGTH.unpack(self.receive_bytes(_LENGTH.size))[0]
         if length > MAX_HEADER_BYTES:
             raise ProtocolError(f"Frame: expected a header of at most {MAX_HEADER_BYTES} bytes. Received: {length}.")
         try:
-            return Frame.FromString(self.take(length))
+            return Frame.FromString(self.receive_bytes(length))
         except (DecodeError, UnicodeDecodeError) as error:
             raise ProtocolError(f"Frame: expected a header. Received something else: {error}") from None
 
@@ -116,7 +117,7 @@ class FrameStream:
                 raise EOFError(f"Frame: truncated, the connection ended after {got} of {view.nbytes} bytes.")
             got += count
 
-    def take(self, count: int) -> bytes:
+    def receive_bytes(self, count: int) -> bytes:
         """Receive the next ``count`` bytes; raises the errors of :meth:`receive_into`."""
         data = bytearray(count)
         self.receive_into(data)

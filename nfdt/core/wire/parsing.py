@@ -23,7 +23,7 @@ Admit = Callable[[grpc.ServicerContext], None]
 
 
 class Seldom:
-    """Rate limit of warnings that any peer can cause: one every ``every_s`` seconds, with the number of the others."""
+    """Limits warnings that any peer can cause to one in ``every_s`` seconds, which states how many there were."""
 
     def __init__(self, log: logging.Logger, every_s: float = SELDOM_S) -> None:
         self._log, self._every_s = log, every_s

@@ -1,4 +1,4 @@
-"""Memory that a worker and a shard of the same machine share: gradients one way, weights the other.
+"""Memory shared by a worker and a shard on the same machine: gradients one way, weights the other.
 
 The worker makes one anonymous in-memory file per stream and offers it on the stream. The shard fetches the file's
 descriptor over a Unix socket, and both sides map it: success shows that they can share memory. The memory is freed
@@ -67,7 +67,7 @@ class Segment:
 
 
 class Offer:
-    """The worker's side: a new segment, and a socket at which the shard fetches it until the shard has answered.
+    """A new segment, made by the worker, and a socket from which the shard fetches it.
 
     Args:
         area_bytes: Size of the shard's weights.
@@ -89,19 +89,18 @@ class Offer:
             self._socket.listen()
             self._thread = threading.Thread(target=self._hand_out, args=(file,), name="memory-offer", daemon=True)
             self._thread.start()
-        except RuntimeError as error:  # no thread can be started
+        except BaseException as error:
             os.close(file)
-            raise OSError(errno.EAGAIN, str(error)) from error
-        except BaseException:
-            os.close(file)
+            if isinstance(error, RuntimeError):  # no thread can be started
+                raise OSError(errno.EAGAIN, str(error)) from error
             raise
 
     def frame(self, worker: str) -> Frame:
         """Return the frame that offers the segment to the shard."""
         return Frame(kind=OFFER, worker=worker, segment=self.name, boot_id=boot_id(), total_bytes=self._area_bytes)
 
-    def settle(self, *, mapped: bool) -> None:
-        """Take the shard's answer: use the segment from now on, or never."""
+    def conclude(self, *, mapped: bool) -> None:
+        """Record the shard's answer, whether it has mapped the segment, and stop handing out the file."""
         self.mapped = mapped
         self.withdraw()
 

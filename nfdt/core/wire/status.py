@@ -35,15 +35,15 @@ _CODES: tuple[tuple[type[NfdtError], grpc.StatusCode], ...] = (
 )
 
 
-def status_code(error: NfdtError) -> grpc.StatusCode:
-    """Return the gRPC code of an error of NFDT."""
-    return next(code for kind, code in _CODES if isinstance(error, kind))
-
-
 def abort(context: grpc.ServicerContext, error: NfdtError) -> NoReturn:
     """End the call with this error; the peer's :func:`translate` restores the same class."""
-    context.set_trailing_metadata(((ERROR_KEY, type(error).__name__),))
-    context.abort(status_code(error), str(error)[:MAX_DETAILS])
+    code = next(code for kind, code in _CODES if isinstance(error, kind))
+    _abort(context, code, type(error).__name__, str(error))
+
+
+def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, name: str, text: str) -> NoReturn:
+    context.set_trailing_metadata(((ERROR_KEY, name),))
+    context.abort(code, text[:MAX_DETAILS])
     raise AssertionError("abort() raises")  # for servicer contexts made by hand
 
 
@@ -93,20 +93,20 @@ def translated(address: str) -> Iterator[None]:
         raise translate(error, address) from None
 
 
-def _fail(context: grpc.ServicerContext, error: Exception, method: str) -> NoReturn:
-    if isinstance(error, NfdtError):
-        abort(context, error)
-    _log.exception("%s failed", method)
-    context.set_trailing_metadata(((ERROR_KEY, "ProtocolError"),))
-    context.abort(
-        grpc.StatusCode.INTERNAL, f"{method} failed on the server: {type(error).__name__}: {error}"[:MAX_DETAILS]
-    )
-    raise AssertionError("abort() raises")
-
-
-def _has_ended(error: Exception, context: Any) -> bool:
-    """Whether the call was aborted already, or the peer is gone and the error only reports that."""
-    return bool(context.code()) or (isinstance(error, grpc.RpcError) and not context.is_active())
+@contextmanager
+def _reported(context: Any, method: str) -> Iterator[None]:
+    """End the call with the exception that the block raises."""
+    try:
+        yield
+    except Exception as error:
+        # The call was aborted already, or the peer is gone and the error only reports that.
+        if context.code() or (isinstance(error, grpc.RpcError) and not context.is_active()):
+            raise
+        if isinstance(error, NfdtError):
+            abort(context, error)
+        _log.exception("%s failed", method)
+        text = f"{method} failed on the server: {type(error).__name__}: {error}"
+        _abort(context, grpc.StatusCode.INTERNAL, "ProtocolError", text)
 
 
 def answering(method: _Method) -> _Method:
@@ -115,20 +115,12 @@ def answering(method: _Method) -> _Method:
 
     @functools.wraps(method)
     def unary(self: Any, request: Any, context: Any) -> Any:
-        try:
+        with _reported(context, name):
             return method(self, request, context)
-        except Exception as error:
-            if _has_ended(error, context):
-                raise
-            _fail(context, error, name)
 
     @functools.wraps(method)
     def stream(self: Any, request: Any, context: Any) -> Iterator[Any]:
-        try:
+        with _reported(context, name):
             yield from method(self, request, context)
-        except Exception as error:
-            if _has_ended(error, context):
-                raise
-            _fail(context, error, name)
 
     return stream if inspect.isgeneratorfunction(method) else unary  # type: ignore[return-value]

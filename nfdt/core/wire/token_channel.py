@@ -1,4 +1,4 @@
-"""A channel that sends a token with every call; calls after its close raise instead of crashing the process."""
+"""A channel that sends a token with every call, and whose calls after its close raise an error."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def _prepared(kind: str) -> Any:
 class TokenChannel(grpc.Channel):
     """Add one entry to the metadata of every call of another channel.
 
-    ``grpc.intercept_channel`` looks a method's registered handle up at every call. This is not thread-safe and reads
-    freed memory once the channel is closed (seen with grpcio 1.85). Here each method is prepared once, unregistered: a
-    call after ``close`` fails as CANCELLED, as an open one does.
+    ``grpc.intercept_channel`` looks up a method's registered handle at every call. That is not thread-safe, and it
+    reads freed memory once the channel is closed (seen with grpcio 1.85). Here each method is prepared once, without a
+    registered handle. A call after ``close`` fails as CANCELLED, like one that was open when the channel closed.
 
     Args:
         channel: The wrapped channel; closed with this one.
@@ -85,15 +85,15 @@ class _Calls:
         self._calls, self._channel = calls, channel
 
     def __call__(self, *request: Any, **more: Any) -> Any:
-        return self._begun(self._calls, *request, **more)
+        return self._call(self._calls, *request, **more)
 
     def with_call(self, *request: Any, **more: Any) -> Any:
-        return self._begun(self._calls.with_call, *request, **more)
+        return self._call(self._calls.with_call, *request, **more)
 
     def future(self, *request: Any, **more: Any) -> Any:
-        return self._begun(self._calls.future, *request, **more)
+        return self._call(self._calls.future, *request, **more)
 
-    def _begun(
+    def _call(
         self, call: Callable[..., Any], request: Any, timeout: float | None = None, metadata: Any = None, **more: Any
     ) -> Any:
         try:

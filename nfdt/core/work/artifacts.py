@@ -1,4 +1,4 @@
-"""A job's artifacts on a slot: read in place where that is possible, else fetched once and cached."""
+"""Artifacts of a job on a slot: read in place where possible, otherwise fetched once and cached."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ArtifactReader:
         Raises:
             NfdtError: the server does not have the artifact, or the received bytes have another hash.
         """
-        if not sha256 or Path(sha256).name != sha256:
+        if not sha256 or Path(sha256).name != sha256:  # it must not leave the directory
             raise ProtocolError(f"Artifact name: expected a sha256. Received: {sha256[:80]!r}.")
         if self._is_in_place(sha256):
             assert self._shared is not None
@@ -79,10 +79,11 @@ class ArtifactReader:
         return target
 
     def _is_in_place(self, sha256: str) -> bool:
-        """Whether the server's file is here: another machine may have a directory of the same name."""
+        """Whether the server's file is on this machine."""
         if self._shared is None:
             return False
         file = self._shared / sha256
+        # The size is compared because another machine may have a directory of the same name with an unfinished file.
         return file.is_file() and file.stat().st_size == self._size(sha256)
 
     def _size(self, sha256: str) -> int:
@@ -165,7 +166,7 @@ class ArtifactReader:
 
 
 def _without(ranges: list[tuple[int, int]], received: int) -> list[tuple[int, int]]:
-    """Return what is left of ranges after their first ``received`` bytes.
+    """Return the rest of some ranges after their first ``received`` bytes.
 
     Raises:
         ProtocolError: they have fewer bytes.

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 
 class Heartbeat:
-    """Called whenever the work has advanced; sends a heartbeat, at a limited rate.
+    """Sends heartbeats at a limited rate; called whenever the work has advanced.
 
-    It has no thread: work that hangs sends no heartbeats, which is how it is detected.
+    It has no thread of its own. Work that hangs therefore sends none, and this is how the server notices it.
 
     Args:
         send: Sends one heartbeat.
@@ -22,7 +22,7 @@ class Heartbeat:
         self._sent_at = clock()
 
     def __call__(self) -> None:
-        """Note that the work has advanced."""
+        """Send a heartbeat if the last one is old enough."""
         now = self._clock()
         if now - self._sent_at >= self._every_s:
             self._sent_at = now

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from nfdt.core.work.tasks import Task
 
@@ -115,15 +115,15 @@ class MoveShards:
     """All shards have been restored from a snapshot: connect to these; what was in flight is lost.
 
     Nothing that was done with the shards of an older ``incarnation`` counts, and none of it is reported.
-    ``shards`` are their addresses, in order. ``token`` is the worker's token for them, and ``authority`` the PEM of
+    ``shards`` are their addresses, in order. ``shard_token`` is the worker's token for them. ``shard_ca`` is the PEM of
     their certificates' authority; empty: they serve in plain text.
     """
 
     job_id: str
     incarnation: int
     shards: tuple[str, ...]
-    token: str = field(repr=False)
-    authority: bytes = field(default=b"", repr=False)
+    shard_token: str = field(repr=False)
+    shard_ca: bytes = field(default=b"", repr=False)
 
 
 Instruction = Wait | Work | BeginEpoch | CollectState | Evaluate | Summarise | Leave | MoveShards
@@ -158,7 +158,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class CallbackDecision:
-    """CallbackDecision of the callbacks of a detached job at the end of an epoch.
+    """Decision of the callbacks of a detached job at the end of an epoch.
 
     ``state`` is their state from now on. ``learning_rate`` is that of the next epoch; None: unchanged. ``stop``: the
     training ends. ``kept`` are the epochs whose weights they may restore, ``restored`` is the one whose weights are the
@@ -283,3 +283,47 @@ class Failed:
 
 
 Effect = Emit | FlushShards | EpochDone | ForgetWorker | GiveUp | TrainingDone | Failed
+
+
+class EffectHandler(Protocol):
+    """Carries out the effects of one job, one method per kind."""
+
+    def emit(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Append an event to the job's events."""
+
+    def flush_shards(self, epoch: int) -> None:
+        """Make every shard apply the gradients that it holds, then call ``Coordinator.flushed(epoch)``."""
+
+    def forget_worker(self, worker: str, tasks: Sequence[int]) -> None:
+        """Free the state of a lost worker on the shards, then call ``Coordinator.forgotten`` with what they applied."""
+
+    def give_up(self, worker: str, reason: str) -> None:
+        """End the process of a worker that sent nothing for too long."""
+
+    def end_epoch(self, epoch: int, decision: CallbackDecision | None) -> None:
+        """Run the work between two epochs; ``decision`` is that of the callbacks of a detached job."""
+
+    def fail(self, reason: str) -> None:
+        """End the job as failed."""
+
+    def finish(self) -> None:
+        """Compose the result: all epochs are trained, or training was stopped."""
+
+
+def carry_out(effect: Effect, handler: EffectHandler) -> None:
+    """Call the method of the handler that carries out this effect."""
+    match effect:
+        case Emit(kind, data):
+            handler.emit(kind, data)
+        case FlushShards(epoch):
+            handler.flush_shards(epoch)
+        case ForgetWorker(worker, tasks):
+            handler.forget_worker(worker, tasks)
+        case GiveUp(worker, reason):
+            handler.give_up(worker, reason)
+        case EpochDone(epoch, decision):
+            handler.end_epoch(epoch, decision)
+        case Failed(reason):
+            handler.fail(reason)
+        case TrainingDone():
+            handler.finish()

@@ -1,4 +1,4 @@
-"""Time limit for the failures of something that is tried again: how long, how often, and what the error says."""
+"""Retries with a time limit: how long to try, how long to pause, and what the final error says."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ PAUSE_S = 0.5
 
 
 class Patience:
-    """Time limit for consecutive failures, with a pause after each.
+    """Limits the time of consecutive failures, and pauses after each of them.
 
     Args:
         limit_s: The limit, counted from the first of them.
         stopped: Set when retries have become pointless; None: they never do.
         pause: Pauses for at most so many seconds before the next attempt, and returns whether the other side is
             connected; None: a pause of :data:`PAUSE_S`, or until ``stopped``.
-        settled_s: A connected attempt that took longer than this had another side: its failure is a first one.
+        settled_s: A connected attempt that lasted longer than this was a success until it failed: the time starts anew.
         report_s: Time without an answer after which a warning says that attempts go on.
     """
 
@@ -54,7 +54,7 @@ class Patience:
 
     def failure(self, since: float | None = None) -> bool:
         """Record that a call made at ``since`` (default: now) failed, pause, and return whether to try again."""
-        return self._begun(since) > 0 and self._paused()
+        return self._count_failure(since) > 0 and self._paused()
 
     def again(self, problem: NfdtError, since: float | None = None) -> None:
         """Record a failed call as :meth:`failure` does, and log the problem.
@@ -62,7 +62,7 @@ class Patience:
         Raises:
             NfdtError: the problem, and how long it was tried; without that if retries have become pointless.
         """
-        left_s = self._begun(since)
+        left_s = self._count_failure(since)
         if left_s <= 0:
             raise type(problem)(f"{problem} Gave up after {self._limit_s:.0f} s.") from problem
         reports = not self._reported and self._limit_s - left_s >= self._report_s
@@ -72,8 +72,8 @@ class Patience:
         if not self._paused():
             raise problem
 
-    def _begun(self, since: float | None) -> float:
-        """Count the time from the first failure, and return what is left of it."""
+    def _count_failure(self, since: float | None) -> float:
+        """Start the time at the first failure; return the seconds that are left."""
         now = time.monotonic()
         if self._until is None or (self._connected and now - self._attempted_at > self._settled_s):
             self._until, self._reported = (since or now) + self._limit_s, False

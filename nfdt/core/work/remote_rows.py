@@ -1,4 +1,4 @@
-"""Rows of an array on the server: fetched as they are needed, ahead of the training, and kept while there is room."""
+"""Rows of an array on the server: fetched on demand or ahead of the training, and kept while there is room."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class RemoteRows:
         self._header, self._fetch = header, fetch
         self.shape, self.ndim = header.shape, len(header.shape)
         room = max(1, min(self.shape[0], keep_bytes // max(1, header.row_bytes)))
-        self._kept = np.empty((room, *self.shape[1:]), header.dtype)  # the system gives memory when rows arrive
+        self._kept = np.empty((room, *self.shape[1:]), header.dtype)  # pages are allocated as rows arrive
         self._row_in = np.full(room, -1, np.int64)
         self._place_of = np.full(self.shape[0], -1, np.int64)
         self._coming = np.zeros(self.shape[0], bool)
@@ -135,7 +135,7 @@ class RemoteRows:
         return np.concatenate(parts)[inverse] if parts else np.empty((0, *self.shape[1:]), self._header.dtype)
 
     def _receive_quietly(self, pieces: list[npt.NDArray[np.int64]]) -> None:
-        """Receive rows in the background; who needs rows that do not come fetches them, and reports the error."""
+        """Receive rows in the background; after an error, :meth:`take` fetches the missing rows itself, and raises."""
         try:
             for _ in self._receive(pieces):
                 pass

@@ -1,4 +1,4 @@
-"""Reliable messages in one direction of a stream that may break: each is kept until the other side acknowledges it."""
+"""Reliable messages over streams that may break: each is kept until the other side acknowledges it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Message = TypeVar("Message", bound=Any)
 
 
 class ResendQueue(Generic[Message]):
-    """Numbers messages (their field ``number``) and sends them on the stream that was opened last.
+    """Numbers messages (in their field ``number``) and sends them on the newest stream.
 
     Every method may be called from any thread.
     """
@@ -37,14 +37,14 @@ class ResendQueue(Generic[Message]):
             self._ended = True
             self._changed.notify_all()
 
-    def arrived(self, number: int) -> None:
-        """Drop the messages up to this number: the other side has received them."""
+    def acknowledge(self, number: int) -> None:
+        """Drop the messages up to this number, which the other side has received."""
         with self._changed:
             while self._kept and self._kept[0].number <= number:
                 self._kept.popleft()
 
-    def forget(self) -> None:
-        """Drop all messages: they belong to a stream that the other side has lost."""
+    def clear(self) -> None:
+        """Drop all messages, because the other side does not know this sender any more."""
         with self._changed:
             self._kept.clear()
 

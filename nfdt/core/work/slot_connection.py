@@ -1,6 +1,6 @@
 """Connection of a slot to its server: registration, a stream that is reopened when it breaks, calls with retries.
 
-A server that does not answer may be stopped, overloaded or cut off: the slot retries until its time limit.
+A server that does not answer may have stopped, or be overloaded or cut off. The slot retries until its time limit.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def describe_failure(
 
 
 class SlotStream:
-    """Messages and assignments of a slot, over one stream or, where the hello has a key, over several in succession.
+    """Exchanges messages and assignments with the server, over one stream, or several in turn if the hello has a key.
 
     Args:
         stub: Stub of the Workers service.
@@ -111,12 +111,13 @@ class SlotStream:
     def sender(self) -> Callable[..., None]:
         """Return a :meth:`send` for assignments of the current server; it drops messages once another one is there.
 
-        A restarted server may have assigned the same job anew.
+        A restarted server may have assigned the same job again.
         """
         registration = self._registrations
 
         def send(**message: Any) -> None:
             with self._lock:
+                # The lock keeps a new registration from clearing the queue between this check and the message.
                 if registration == self._registrations:
                     self.send(**message)
 
@@ -128,14 +129,16 @@ class SlotStream:
         return self._closed.is_set()
 
     def close(self) -> None:
-        """Close the stream; a slot that can resume sends a message first, as its stream's end alone does not end it."""
+        """Close the stream. A slot that can resume announces it, or the server would wait for its return."""
         self._closed.set()
         if self._hello.key:
             self.send(leaving=pb.SlotLeaving())
         self._to_send.end()
 
     def assignments(self) -> Iterator[pb.Assignment]:
-        """Yield the server's assignments, each once, until it ends the stream; a release if it has lost this slot.
+        """Yield the server's assignments, each once, until it ends the stream.
+
+        A server that does not know this slot any more counts as a release from the job.
 
         Raises:
             NfdtError: the server refuses this slot, or did not answer within the time limit.
@@ -147,7 +150,7 @@ class SlotStream:
                 with translated(self._address):
                     for assignment in self._stub.Attend(self._messages(welcomed), wait_for_ready=False):
                         patience.success()
-                        yield from self._taken(assignment)
+                        yield from self._accept(assignment)
                         welcomed.set()
                 return
             except (ServerUnreachable, JobCancelled) as error:
@@ -159,33 +162,36 @@ class SlotStream:
         hello = pb.SlotMessage(hello=self._hello, received=self._received)
         if not self._hello.key:
             welcomed.set()  # the server sends no welcome
-        return itertools.chain([hello], self._kept(welcomed, self._to_send.open()))
+        return itertools.chain([hello], self._after_welcome(welcomed, self._to_send.open()))
 
-    def _kept(self, welcomed: threading.Event, stream: int) -> Iterator[pb.SlotMessage]:
-        """Yield the messages of a stream after its welcome: another server shall not get those for the last one."""
+    def _after_welcome(self, welcomed: threading.Event, stream: int) -> Iterator[pb.SlotMessage]:
+        """Yield the messages of a stream once its server has welcomed this slot.
+
+        A restarted server must not receive messages that were meant for the one before it.
+        """
         welcomed.wait()
         yield from self._to_send.messages(stream)
 
-    def _taken(self, assignment: pb.Assignment) -> Iterator[pb.Assignment]:
+    def _accept(self, assignment: pb.Assignment) -> Iterator[pb.Assignment]:
         if assignment.WhichOneof("assignment") == "welcome":
             if self._registered and not assignment.welcome.resumed:
                 with self._lock:
                     self._registrations += 1
                     self._received = 0
-                    self._to_send.forget()
+                    self._to_send.clear()
                 yield pb.Assignment(release=pb.Release())
             if not self._registered:
                 logger.info("%s %s %s", self._hello.name, REGISTERED, self._address)
             self._registered = True
-            self._to_send.arrived(assignment.received)
+            self._to_send.acknowledge(assignment.received)
         elif assignment.number > self._received:
             self._received = assignment.number
-            self._to_send.arrived(assignment.received)
+            self._to_send.acknowledge(assignment.received)
             yield assignment
 
 
 class NextCalls:
-    """Calls of ``Workers.Next``: a call without an answer is repeated, and the server counts it once.
+    """Calls ``Workers.Next``. A call without an answer is repeated with the same number, and the server counts it once.
 
     Args:
         stub: Stub of the Workers service.
@@ -227,7 +233,7 @@ class NextCalls:
         return self._patiently(call)
 
     def _patiently(self, call: Callable[[float], Answer]) -> Answer:
-        """Call with a time limit in seconds, again and again until there is an answer."""
+        """Call, with a time limit in seconds for each attempt, until there is an answer."""
         patience, began = Patience(self._patience_s, self._stopped), time.monotonic()
         while True:
             try:

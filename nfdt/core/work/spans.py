@@ -1,4 +1,4 @@
-"""Spans of a process for the trace of a job: what it did from when to when, in a ring of the latest ones."""
+"""Spans: what a process did from when to when, for the trace of its job. A ring keeps the latest ones."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Spans = npt.NDArray[np.void]
 
 
 class SpanRing:
-    """Latest spans of a process; any thread may add, and the oldest are lost where they are not taken in time.
+    """Latest spans of a process. Any thread may add one; the oldest are lost unless they are drained in time.
 
-    An append to a list of tuples takes a quarter of the time that a row of a NumPy array does.
+    Spans are tuples until then, because appending one takes a quarter of the time of setting a row of a NumPy array.
 
     Attributes:
-        flush: Asks for a delivery of the spans so far, and returns at once; does nothing unless they are delivered.
+        flush: Requests delivery of the spans so far and returns at once; does nothing where nobody delivers them.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class SpanRing:
         """
         self._spans.append((kind, began, ended, value, track))
 
-    def take(self) -> bytes:
+    def drain(self) -> bytes:
         """Remove all spans and return them as records of :data:`SPAN` in Unix time, oldest first."""
         found: list[Any] = []
         try:

@@ -1,4 +1,4 @@
-"""Statistics that a worker reports, as JSON: totals since it joined the job. ``history.nfdt`` shows them."""
+"""Statistics of a worker: totals since it joined the job, reported as JSON and shown in ``history.nfdt``."""
 
 from __future__ import annotations
 
@@ -19,17 +19,14 @@ class Traffic(Protocol):
     @property
     def bytes_sent(self) -> int:
         """Number of bytes sent."""
-        ...
 
     @property
     def bytes_received(self) -> int:
         """Number of bytes received."""
-        ...
 
     @property
     def codecs(self) -> Mapping[str, Any]:
         """Codecs in use, where they are chosen while the job runs."""
-        ...
 
 
 @dataclass
@@ -100,8 +97,8 @@ def push_totals(counts: PushOutcomes, traffic: Traffic) -> dict[str, Any]:
 def split_by_rank(workers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return statistics of workers with a row for each rank, ``worker-0/rank-1``, in place of those of a ring.
 
-    What only the ring has, as its traffic with shards, is in the row of its first rank; speed and batch are divided
-    by the samples of the ranks.
+    Values of the whole ring, such as its traffic with shards, are in the row of its first rank. Speed and batch size
+    are divided in proportion to the samples of the ranks.
     """
     rows: dict[str, dict[str, Any]] = {}
     for name, found in workers.items():

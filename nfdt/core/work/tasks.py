@@ -34,12 +34,14 @@ class Task:
     ticket: bytes = field(default=b"", compare=False)
 
     def share_of(self, samples: int) -> float:
-        """Return the fraction of the round's samples in a part of so many; where unknown, parts count as equal."""
+        """Return the share of ``samples`` in the round's samples; all parts count alike if their number is unknown."""
         return samples / self.round_samples if self.round_samples else 1.0 / max(self.parts, 1)
 
 
 class TaskNumbers:
-    """Set of numbers, kept as sorted and disjoint ranges; ranges that touch are merged.
+    """Set of integers, stored as sorted, disjoint ranges; adjacent ranges are merged.
+
+    Tasks have consecutive numbers, so those of an epoch are a few ranges.
 
     Args:
         ranges: (begin, end) of each range, sorted and disjoint.

@@ -80,7 +80,7 @@ class Tables:
             for variable, values in zip(self._variables, self._layout.views(weights), strict=True):
                 variable.replace(values)
             return self._layout.dense(weights)
-        for news in weights.take():
+        for news in weights.pop_changes():
             variable, table = self._variables[news.table], self._layout.tables[news.table]
             if isinstance(news.rows, Rows) or len(news.rows) < table.rows:
                 variable.update(news.first, news.rows)
