@@ -15,7 +15,7 @@ from nfdt.shard.engine import AnchoredBf16, Vector
 
 
 class JaxOps:
-    """Implementation of :class:`~nfdt.shard.engine_ops.EngineOps` on arrays of JAX, which never change."""
+    """Implementation of :class:`~nfdt.shard.step.EngineOps` on arrays of JAX, which never change."""
 
     sqrt = staticmethod(jnp.sqrt)
     abs = staticmethod(jnp.abs)

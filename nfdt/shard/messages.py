@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from nfdt.codecs import Codec
-from nfdt.codecs.fused import encode_difference
 from nfdt.shard.buffers import aligned_buffer
 from nfdt.transport.base import WeightDelta
 
@@ -132,6 +131,6 @@ def encode_delta(base: Vector, weights: Vector, request: DeltaRequest) -> tuple[
     """
     codec, size = request.codec, base.size
     payload, reached = np.empty(codec.encoded_bytes(size), np.uint8), aligned_buffer(size)
-    if not encode_difference(codec, base, weights, payload, reached):
+    if not codec.encode_difference(base, weights, payload, reached):
         return None
     return WeightDelta(codec, payload, request.base), reached

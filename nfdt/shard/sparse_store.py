@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from nfdt.codecs.sparse import ROWS
 from nfdt.core.arrays.table_rows import Rows, RowVector, TableLayout
-from nfdt.core.errors import ProtocolError, ShapeMismatch
+from nfdt.core.errors import ShapeMismatch
 from nfdt.core.sharding.records import RecordTree
 from nfdt.shard.engine import Engine
 from nfdt.shard.messages import DeltaRequest, Gradient, Reply, Vector
@@ -75,12 +75,8 @@ class SparseStore:
     ) -> Reply:
         """Return the current weights, or the changes in them; see :meth:`ShardStore.pull`."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self.version >= min_version, timeout_s):
-                raise ProtocolError(
-                    f"Pull by {worker}: expected version {min_version} within {timeout_s:g} s. "
-                    f"Received: version {self.version}; a push is missing."
-                )
-            return self._answer(worker, sequence, self._dense.pull(worker, sequence=sequence), delta)
+            reply = self._dense.pull(worker, sequence=sequence, min_version=min_version, timeout_s=timeout_s)
+            return self._answer(worker, sequence, reply, delta)
 
     def push(
         self, worker: str, gradient: Gradient, *, want_weights: bool = True, delta: DeltaRequest | None = None

@@ -61,7 +61,7 @@ def decompress(vector: Any) -> Vector:
 
 
 class TensorOps:
-    """Implementation of :class:`~nfdt.shard.engine_ops.EngineOps` on tensors, see there."""
+    """Implementation of :class:`~nfdt.shard.step.EngineOps` on tensors, see there."""
 
     sqrt = staticmethod(tf.sqrt)
     abs = staticmethod(tf.abs)

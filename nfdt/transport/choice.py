@@ -10,8 +10,7 @@ import numpy as np
 
 from nfdt.codecs import IDENTITY, WIDTHS, Codec, make_codec
 from nfdt.codecs.adaptive import AdaptiveWidth, CodecLoss, Decision
-from nfdt.codecs.base import Vector, relative_error
-from nfdt.codecs.blocks import BUCKET
+from nfdt.codecs.base import BUCKET, Vector, relative_error
 from nfdt.core.specs.algorithm import AlgorithmSpec
 
 MEASURE_EVERY = 50  # pushes between two measurements of the loss of codecs

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from nfdt.codecs import IDENTITY, Codec, ErrorFeedback
-from nfdt.codecs.base import Payload, Vector
-from nfdt.codecs.fused import decode_and_add, is_finite
+from nfdt.codecs.base import Payload, Vector, is_finite
 from nfdt.codecs.sparse import ROWS, RowFormat
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.table_rows import ChangedRows, Rows, RowVector, RowWeights, TableLayout
@@ -116,7 +115,7 @@ class Coding:
                 f"Answer: expected all weights, or a difference to those of answer {self._base_answer}. Received: a "
                 f"difference to answer {part.base}."
             )
-        decode_and_add(part.codec, part.payload, self._base[bound], out[bound])
+        part.codec.decode_and_add(part.payload, self._base[bound], out[bound])
 
     def _norm_sent(self) -> float:
         """Return the norm of the last push as the shards decoded it."""
