@@ -98,10 +98,7 @@ def _variables(plan: ShardPlan, weights: Array, custom_objects: Mapping[str, Any
 
 
 def build_optimizer(
-    manifest: Manifest,
-    plan: ShardPlan,
-    weights: Array,
-    custom_objects: Mapping[str, Any] | None = None,
+    manifest: Manifest, plan: ShardPlan, weights: Array, custom_objects: Mapping[str, Any] | None = None
 ) -> BuiltOptimizer:
     """Build the program's optimizer on this shard's variables.
 

@@ -51,13 +51,7 @@ class ShardServicer:
     """
 
     def __init__(
-        self,
-        store: Store,
-        plan: ShardPlan,
-        listener: ShardListener,
-        key: str,
-        *,
-        weights_only: bool = False,
+        self, store: Store, plan: ShardPlan, listener: ShardListener, key: str, *, weights_only: bool = False
     ) -> None:
         self._store, self._plan, self._listener = store, plan, listener
         self._key, self._weights_only = key, weights_only
