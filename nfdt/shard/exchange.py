@@ -239,11 +239,15 @@ class WorkerExchange:
         self._complete_at = time.perf_counter()
 
     def _push(self, header: Frame, values: Any) -> Reply:
-        numbers = {"round": header.round, "part": header.part, "parts": max(header.parts, 1)}
-        numbers["computed_on"] = header.computed_on
-        rate, samples, tasks = header.rate or 1.0, max(header.samples, 1), tuple(header.tasks)
+        # A field that a client leaves out is read as 0.
+        counts: dict[str, Any] = {
+            "samples": max(header.samples, 1),
+            "parts": max(header.parts, 1),
+            "rate": header.rate or 1.0,
+        }
+        place = {"round": header.round, "part": header.part, "computed_on": header.computed_on}
         gradient = Gradient(
-            header.sequence, values, samples, **numbers, rate=rate, tasks=tasks, denominator=header.denominator
+            header.sequence, values, **counts, **place, tasks=tuple(header.tasks), denominator=header.denominator
         )
         delta = self._delta_request(header)
         return self._store.push(self._worker, gradient, want_weights=header.want_weights, delta=delta)

@@ -146,13 +146,7 @@ class InProcessClient:
         weights = self._weights(sequence, replies)
         if weights is not None:
             self._newest = sequence
-        return Pushed(
-            weights,
-            tuple(reply.version for reply in replies),
-            max(reply.staleness for reply in replies),
-            all(reply.applied for reply in replies),
-            sequence,
-        )
+        return Pushed.of(weights, replies, sequence)
 
     def _parts(self, gradient: Vector, compute_s: float) -> tuple[list[int], list[Vector]]:
         """Return the bytes sent to each shard, and its part of the gradient, decoded as after a network transfer."""

@@ -34,27 +34,27 @@ class JaxOps:
 
     @staticmethod
     def number(value: Any) -> Any:
-        """See ``EngineOps``."""
+        """Convert to a 0-d float32."""
         return jnp.asarray(keras.ops.convert_to_tensor(value), jnp.float32)
 
     @staticmethod
     def copy(vector: Vector) -> Vector:
-        """See ``EngineOps``."""
+        """Return the vector itself: arrays of JAX never change."""
         return vector
 
     @staticmethod
     def array(vector: Vector) -> npt.NDArray[Any]:
-        """See ``EngineOps``."""
+        """Return a view of the vector."""
         return np.asarray(vector)
 
     @staticmethod
     def read(variable: Any) -> Vector:
-        """See ``EngineOps``."""
+        """Return a variable's value, which assignments replace and do not change."""
         return variable.value
 
     @staticmethod
     def compress(vector: Vector, anchor: Vector) -> tuple[Vector, Any]:
-        """See ``EngineOps``; XLA may drop casts, so that the bits are rounded as on TensorFlow."""
+        """Round the bits as on TensorFlow, because XLA may drop casts."""
         bits = jax.lax.bitcast_convert_type(vector - anchor, jnp.int32)
         odd = (bits >> 16) & 1
         rounded = jax.lax.bitcast_convert_type((bits + odd + 0x7FFF) & -0x10000, jnp.float32)
@@ -62,25 +62,25 @@ class JaxOps:
 
     @staticmethod
     def decompress(vector: Any) -> Vector:
-        """See ``EngineOps``."""
+        """Return a vector or a decompressed :class:`~nfdt.shard.engine.AnchoredBf16`."""
         if not isinstance(vector, AnchoredBf16):
             return vector
         return vector.anchor + jnp.asarray(vector.difference, jnp.float32)
 
     @staticmethod
     def no_difference(size: int) -> Any:
-        """See ``EngineOps``."""
+        """Return a bfloat16 difference of zeros."""
         return jnp.zeros(size, jnp.bfloat16)
 
     @staticmethod
     def are_finite(values: Sequence[Any]) -> bool:
-        """See ``EngineOps``."""
+        """Whether all elements of all floating-point arrays are finite."""
         arrays = [jnp.asarray(value) for value in values]
         return all(bool(jnp.isfinite(a).all()) for a in arrays if jnp.issubdtype(a.dtype, jnp.floating))
 
     @staticmethod
     def compiled(function: Callable[..., Any], variables: Sequence[Any]) -> Callable[..., Any]:
-        """See ``EngineOps``: the variables' values go into the compiled function and come back from it."""
+        """Return the compiled function; the variables' values are passed to it, and it returns the new ones."""
 
         @jax.jit
         def pure(values: list[Any], args: tuple[Any, ...]) -> tuple[Any, list[Any]]:

@@ -57,7 +57,7 @@ class KerasEngine:
 
     @property
     def traits(self) -> OptimizerTraits:
-        """See ``Engine``."""
+        """Traits of the optimizer."""
         return self.built.traits
 
     @property

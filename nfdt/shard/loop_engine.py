@@ -99,7 +99,7 @@ class LoopEngine:
     def weights(self) -> Vector:
         """Return a copy of the weights, after all pushes before."""
         self.wait_for_steps()
-        copy = self._vectors.take()
+        copy = self._vectors.new_vector()
         np.copyto(copy, self._weights)
         return copy
 
@@ -111,7 +111,7 @@ class LoopEngine:
     def array(self, vector: Vector | AnchoredBf16) -> npt.NDArray[np.float32]:
         """Return a read-only view of a vector, or the sum of an anchor and its difference."""
         if isinstance(vector, AnchoredBf16):
-            out = self._vectors.take()
+            out = self._vectors.new_vector()
             loops.widen(vector.anchor, vector.difference, out)
         else:
             out = vector.view()
@@ -144,8 +144,8 @@ class LoopEngine:
         numbers, scalars = self._numbers.of(self._shard, float(self._rate), rate, staleness, self._updates)
         self._shard.update(scalars)
         self._updates += 1
-        reply = self._vectors.take()
-        narrow = None if anchor is None else AnchoredBf16(anchor, self._differences.take())
+        reply = self._vectors.new_vector()
+        narrow = None if anchor is None else AnchoredBf16(anchor, self._differences.new_vector())
         self._last = update = PendingUpdate(self._last, len(self._stripes))
         vectors = self._vectors_of(gradient, backup, reply, narrow, numbers)
         return EngineReply(reply, narrow, worker, partial(self._update, update, vectors))
@@ -156,11 +156,11 @@ class LoopEngine:
         ahead = self.rule.reply(
             np, self._weights, self._rate, np.float32(staleness), self._shard, self._decayed(self._weights)
         )
-        out = self._vectors.take()
+        out = self._vectors.new_vector()
         np.copyto(out, ahead)
         if anchor is None:
             return EngineReply(out)
-        difference = self._differences.take()
+        difference = self._differences.new_vector()
         loops.narrow(out, anchor, difference)
         return EngineReply(out, AnchoredBf16(anchor, difference))
 
@@ -327,7 +327,7 @@ class PendingUpdate:
             self._advanced.notify_all()
 
     def end(self) -> None:
-        """Declare all stripes updated, and forget the push before."""
+        """Declare all stripes updated, and release the push before."""
         self.advance(self._stripes)
         self._before = None
 

@@ -61,7 +61,7 @@ class SparseStore:
 
     @property
     def closed_round(self) -> int:
-        """See :class:`ShardStore`."""
+        """Newest synchronous round that is closed; 0 before the first."""
         return self._dense.closed_round
 
     def pull(
@@ -99,7 +99,7 @@ class SparseStore:
             if alone and reply.applied:
                 self._keep(worker, moved)
             elif not alone and reply.applied:
-                self._round.take(gradient, vector)
+                self._round.add(gradient, vector)
             if not alone and self.version > before:
                 self._close_round(rate, updates)
             reply = self._answer(worker, gradient.sequence, reply, delta) if want_weights else reply
@@ -211,7 +211,7 @@ class SparseStore:
         """Complete the reply of the dense store with the tables: all of them, or the rows that changed."""
         assert reply.weights is not None
         rows = self._changed_rows(worker, sequence, request)
-        self._note_version(worker, sequence)
+        self._keep_version(worker, sequence)
         if request is None or rows is None:
             return replace(reply, weights=self._joined(reply.weights))
         payload = self._layout.encode(RowVector(self._own(reply.weights), rows))
@@ -227,7 +227,7 @@ class SparseStore:
         known = tuple(changed for changed in rows if changed is not None)
         return known if len(known) == len(rows) else None
 
-    def _note_version(self, worker: str, sequence: int) -> None:
+    def _keep_version(self, worker: str, sequence: int) -> None:
         """Keep the version of a reply, and free the log entries that no worker needs any more."""
         versions = self._backup_versions.setdefault(worker, {})
         if not sequence:
@@ -261,7 +261,7 @@ class RowRound:
         self._parts: dict[int, tuple[tuple[Rows, ...], float]] = {}
         self._added = False
 
-    def take(self, gradient: Gradient, vector: RowVector) -> None:
+    def add(self, gradient: Gradient, vector: RowVector) -> None:
         """Keep a copy of a part; the first one of a new round replaces the old round."""
         if gradient.round != self._number:
             self._number, self._parts = gradient.round, {}

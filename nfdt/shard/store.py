@@ -25,10 +25,11 @@ from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.sharding.records import RecordTree
 from nfdt.core.work.spans import APPLY, LOCK_WAIT, SpanRing, track_of
 from nfdt.shard.backups import Backup, BackupStore
-from nfdt.shard.buffers import length_of
+from nfdt.shard.buffers import aligned_buffer, length_of
 from nfdt.shard.engine import Engine, EngineReply
-from nfdt.shard.messages import DeltaRequest, Gradient, Reply, Vector, encode_delta
+from nfdt.shard.messages import DeltaRequest, Gradient, Reply, Vector
 from nfdt.shard.modes import AsynchronousMode, ModeFactory
+from nfdt.transport.base import WeightDelta
 
 PULL_TIMEOUT_S = 60.0
 EXACT_STALENESS = 64
@@ -51,8 +52,7 @@ class PushCounts:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; bins as text, ascending."""
-        bins = {str(key): self.staleness[key] for key in sorted(self.staleness)}
-        return {"pushes": self.pushes, "duplicates": self.duplicates, "dropped": self.dropped, "staleness": bins}
+        return {**vars(self), "staleness": {str(key): count for key, count in sorted(self.staleness.items())}}
 
 
 @dataclass
@@ -320,13 +320,14 @@ class ShardStore:
         """
         if request is None or base is None or backup is None or reply.weights is None:
             return reply
-        made = encode_delta(self._engine.array(base.weights), reply.weights, request)
-        if made is None:
-            return reply
-        delta, reached = made
+        codec = request.codec
+        payload, reached = np.empty(codec.encoded_bytes(self.size), np.uint8), aligned_buffer(self.size)
+        if not codec.encode_difference(self._engine.array(base.weights), reply.weights, payload, reached):
+            return reply  # a difference that is not finite cannot be sent
         weights = self._engine.tensor(reached)
         with self._changed:
             exchanged = self._backups.exchange(worker, sequence, backup, weights)
+        delta = WeightDelta(codec, payload, request.base)
         return replace(reply, weights=None, delta=delta) if exchanged else reply
 
     # -- under the lock

@@ -89,23 +89,23 @@ class TensorOps:
 
     @staticmethod
     def number(value: Any) -> Any:
-        """See ``EngineOps``."""
+        """Convert to a 0-d float32."""
         return tf.cast(tf.convert_to_tensor(value), tf.float32)
 
     @staticmethod
     def no_difference(size: int) -> Any:
-        """See ``EngineOps``."""
+        """Return a bfloat16 difference of zeros."""
         return tf.zeros(size, tf.bfloat16)
 
     @staticmethod
     def are_finite(values: Sequence[Any]) -> bool:
-        """See ``EngineOps``."""
+        """Whether all elements of all floating-point arrays are finite."""
         tensors = [tf.convert_to_tensor(value) for value in values]
         return all(bool(tf.reduce_all(tf.math.is_finite(t))) for t in tensors if t.dtype.is_floating)
 
     @staticmethod
     def compiled(function: Callable[..., Any], variables: Sequence[Any]) -> Callable[..., Any]:
-        """See ``EngineOps``."""
+        """Return the function compiled by XLA; variables of TensorFlow need no list."""
         return Compiled(function)
 
     @staticmethod

@@ -65,6 +65,12 @@ class Pushed:
     applied: bool
     sequence: int = 0
 
+    @classmethod
+    def of(cls, weights: Vector | None, answers: Sequence[Any], sequence: int) -> Pushed:
+        """Return the union of the shards' answers, each with its version, staleness and whether it was applied."""
+        versions, applied = tuple(answer.version for answer in answers), all(answer.applied for answer in answers)
+        return cls(weights, versions, max(answer.staleness for answer in answers), applied, sequence)
+
 
 class PushOptions(TypedDict, total=False):
     """Options of a push.

@@ -67,7 +67,7 @@ class AdaptiveCodecs(CodecChoice):
             self._width.lost_in_pushes(self._losses(_sample(gradient) + _sample(residual), gradient.size))
             self._replies_due = True
         self._pushes += 1
-        if decision := self._width.begin():
+        if decision := self._width.choose():
             self._decisions = [*self._decisions, _described(decision, self._pushes)][-MAX_DECISIONS:]
         self.push, self.reply = self._codecs[self._width.push], self._codecs[self._width.reply]
 

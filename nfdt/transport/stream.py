@@ -192,13 +192,7 @@ class StreamClient:
         sent = all(header.kind == WEIGHTS for header in headers)
         if sent:
             self._newest = sequence
-        return Pushed(
-            weights if sent else None,
-            tuple(header.version for header in headers),
-            max(header.staleness for header in headers),
-            all(header.applied for header in headers),
-            sequence,
-        )
+        return Pushed.of(weights if sent else None, headers, sequence)
 
     def _answers(self, sequence: int) -> tuple[Any, list[Frame]]:
         """Wait for the shards' replies to the oldest request, and join their weights."""
