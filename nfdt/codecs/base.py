@@ -198,7 +198,7 @@ class ErrorFeedback:
             overflows: the residual of the earlier parts is then the one after sending them.
         """
         if isinstance(codec, IdentityCodec):
-            exact = vector if self._is_zero else vector + self._residual
+            exact = vector if self._is_zero else vector + self._residual  # without a copy as a rule
             self._residual[:] = 0
             self._is_zero = True
             return [codec.encode(exact[bound]) for bound in bounds]

@@ -135,6 +135,7 @@ class WorkerRecord:
         """
         if not sequence:
             self._replies.clear()
+        # The request came on a stream that has been replaced, so that its reply is lost.
         if sequence < max(self._replies, default=0) and sequence not in self._replies:
             return
         self._replies[sequence] = backup

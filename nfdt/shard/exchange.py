@@ -216,7 +216,7 @@ class WorkerExchange:
         codec.check(header.total_bytes, size)
         if header.shared:
             encoded = self._shared(header).view(np.uint8)[: header.total_bytes]
-            codec.check(encoded.size, size)
+            codec.check(encoded.size, size)  # the area may be shorter than the header claims
         else:
             encoded = np.empty(header.total_bytes, np.uint8)
             self._receive(stream, encoded)

@@ -67,7 +67,7 @@ class LoopEngine:
     ) -> None:
         self.traits = traits
         self.rule: UpdateRule = rule
-        self._plan, self._blocks = plan, blocks
+        self._plan = plan
         self._slots = _SLOTS[traits.kind] if traits.kind == "adam" or traits.momentum else ()
         self._part = OptimizerPart(plan, 2 + len(self._slots))
         self._decay = float(options.get("weight_decay") or 0.0)
@@ -76,9 +76,10 @@ class LoopEngine:
         self._weights = np.array(weights, np.float32)
         self._stripes = _stripes(blocks.parts)
         self._vectors, self._differences = VectorPool(weights.size), VectorPool(weights.size, np.uint16)
-        self._last = PendingUpdate(None, 0)
+        self._last = PendingUpdate(None, 0)  # done; so every update has one before it
         self._shard: RuleState = {}
         self._take_over({})
+        # Compiling takes seconds; the first push waits for it only if it comes earlier.
         threading.Thread(target=self._load_loops, args=(anchored,), name="load-loops").start()
 
     @property
@@ -307,7 +308,7 @@ class PendingUpdate:
     def reach(self, count: int) -> None:
         """Wait until this push has updated ``count`` stripes, or all."""
         count = min(count, self._stripes)
-        if self._done >= count:
+        if self._done >= count:  # without the lock: the number only grows
             return
         with self._advanced:
             if not self._advanced.wait_for(lambda: self._done >= count, UPDATE_S):
@@ -329,7 +330,7 @@ class PendingUpdate:
     def end(self) -> None:
         """Declare all stripes updated, and release the push before."""
         self.advance(self._stripes)
-        self._before = None
+        self._before = None  # else every update would keep all earlier ones alive
 
 
 class _NumberOps:

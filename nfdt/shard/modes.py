@@ -110,10 +110,11 @@ class AsynchronousMode(PushMode[E]):
     def apply(self, worker: str, gradient: Gradient, length: float, usable: bool) -> PushOutcome | None:
         """Look up the weights that the gradient was computed on, count the push, and use the gradient."""
         record = self._backups.known(worker)
-        if gradient.sequence <= record.sequence:
+        if gradient.sequence <= record.sequence:  # sent again after its stream broke
             return None
         backup = record.used(worker, gradient.computed_on)
         record.sequence = gradient.sequence
+        # The tasks of a lost worker may be leased again although it has pushed them.
         if not self._backups.count_tasks(gradient.tasks):
             return None
         staleness, anchor = self.version - backup.version, self._backups.anchor(self.snapshot)
@@ -202,7 +203,7 @@ class RoundMode(PushMode[MergingEngine]):
             return None
         current = self._open or Round(self._engine, gradient)
         current.check(worker, gradient)
-        self._open = current
+        self._open = current  # only after the check: a part that is refused opens no round
         if current.has(gradient.part):
             return None
         current.add(gradient, length, usable)
@@ -235,7 +236,7 @@ class RoundMode(PushMode[MergingEngine]):
         current, self._open = self._open, None
         if current is None:
             return True
-        self.closed_round = current.number
+        self.closed_round = current.number  # also of a rejected round, which must not be pushed again
         current.add_early()
         if not current.accumulator.count:
             return True

@@ -111,7 +111,7 @@ def build_optimizer(
             set_attributes(optimizer, manifest.optimizer_attributes)
     except (TypeError, ValueError) as error:
         raise UsageError(f"Optimizer {config.get('class_name')!r}: Keras cannot build it: {error}") from error
-    optimizer.loss_scale_factor = None
+    optimizer.loss_scale_factor = None  # workers send gradients without it
     variables = _variables(plan, np.asarray(weights, np.float32), custom)
     optimizer.build(variables)
     if not plan.flat and optimizer.weight_decay:

@@ -14,6 +14,7 @@ import math
 import threading
 import time
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -59,7 +60,7 @@ class PushCounts:
 class ShardStatistics:
     """Counts per worker; their size does not depend on the number of pushes. A worker that left keeps its counts."""
 
-    workers: dict[str, PushCounts] = field(default_factory=dict)
+    workers: dict[str, PushCounts] = field(default_factory=lambda: defaultdict(PushCounts))
     busy_s: float = 0.0
     wait_s: float = 0.0
     latencies: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_S) + 1))
@@ -72,7 +73,7 @@ class ShardStatistics:
 
     def count(self, worker: str, staleness: int, applied: bool) -> None:
         """Count a push; an unapplied push was not finite."""
-        found = self.workers.setdefault(worker, PushCounts())
+        found = self.workers[worker]
         found.pushes += 1
         found.dropped += not applied
         bin_ = staleness_bin(staleness)
@@ -80,7 +81,7 @@ class ShardStatistics:
 
     def count_duplicate(self, worker: str) -> None:
         """Count a repeated push."""
-        self.workers.setdefault(worker, PushCounts()).duplicates += 1
+        self.workers[worker].duplicates += 1
 
     def to_json(self) -> dict[str, Any]:
         """Return totals, and under ``workers`` the same counts per worker."""
@@ -214,7 +215,7 @@ class ShardStore:
             reply, finish = self._push(worker, gradient, length, usable, want_weights)
             backup = self._backups.get(worker, gradient.sequence) if base else None
         if finish is not None:
-            finish()
+            finish()  # without the lock: other pushes work on other stripes at the same time
         with self._changed:
             ended_at, version = time.perf_counter(), self.version
             self._statistics.took(began_at - asked_at, ended_at - began_at)
@@ -258,6 +259,7 @@ class ShardStore:
                 "version": self.version,
                 **self._engine.records(optimizer),
                 "mode": self._mode.records(),
+                # Parts of a round have no sequence numbers; an interrupted round is pushed again as a whole.
                 **({} if self._mode.in_rounds else self._backups.records()),
             }
             return StoreSnapshot(weights, optimizer, records)
@@ -287,7 +289,7 @@ class ShardStore:
         with self._changed:
             self._mode.discard()
             self._engine.write(weights, optimizer)
-            self._backups.resync()
+            self._backups.resync()  # deltas to the weights of before would be coarse
             self._mode.advance()
             return self.version
 

@@ -54,13 +54,13 @@ class Coding:
         A non-finite sum is sent as NaN to every shard, so that all of them drop it; the residual stays.
         """
         payloads = None
-        if finite := is_finite(gradient):
+        if finite := is_finite(gradient):  # else there is nothing to measure
             self._choice.pushes(gradient, self._feedback.residual, compute_s)
         codec = self.push_codec = self._choice.push
         if finite:
             payloads = self._feedback.encode(codec, gradient, self._bounds)
         if payloads is None:
-            lost = np.full(gradient.size, np.nan, np.float32)
+            lost = np.full(gradient.size, np.nan, np.float32)  # on one shard alone it would be half a step
             payloads = [codec.encode(lost[bound]) for bound in self._bounds]
         self._sent = payloads
         self._count("push", codec, sum(payload.nbytes for payload in payloads))

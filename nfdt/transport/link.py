@@ -438,7 +438,7 @@ class ShardLink:
         return ProtocolError(f"Shard {self._address}: {error}") if isinstance(error, ProtocolError) else error
 
     def _drop(self) -> None:
-        stream, moved = self._stream, self.bytes_moved
+        stream, moved = self._stream, self.bytes_moved  # counted before the stream is gone
         self._not_opened = None
         if stream:
             self._stream, self._closed_bytes = None, moved

@@ -74,10 +74,11 @@ class StreamClient:
         **security: Any,
     ) -> None:
         self._bounds = shard_bounds(layout, len(addresses))
+        # One more with codecs, as a delta is added to the weights of the reply before.
         self._buffers = [np.empty(layout.size, np.float32) for _ in range(overlap + (2 if choice else 1))]
         self._worker = worker
         self._sequence = 0
-        self._answers_wanted = 0  # selects the buffers in turn: a delta is added to the weights in another buffer
+        self._answers_wanted = 0  # selects the buffers in turn
         self._newest = 0
         self._asked: deque[tuple[Vector, list[ShardRequest]]] = deque()  # buffer for the weights, and the requests
         self._coding: Coding | RowCoding | None = Coding(choice, self._bounds) if choice else None
