@@ -147,7 +147,7 @@ class WorkerExchange:
         try:
             while (header := stream.receive_header(patiently=True)) is not None:
                 sequence = header.sequence
-                self._introduce(header)
+                self._check_name(header)
                 if header.kind == OFFER:
                     stream.send(self._accept(header))
                     continue
@@ -173,7 +173,7 @@ class WorkerExchange:
         stream.send(Frame(kind=ERROR, sequence=sequence, error=text))
         stream.end()
 
-    def _introduce(self, header: Frame) -> None:
+    def _check_name(self, header: Frame) -> None:
         if header.worker and header.worker != self._worker:
             raise ProtocolError(
                 f"Stream of {self._worker}: expected this worker's name, as its ticket says. "

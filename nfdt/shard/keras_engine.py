@@ -21,14 +21,14 @@ from nfdt.update_rules.base import OptimizerTraits, RuleState, UpdateRule, check
 
 
 def ops_of_backend() -> EngineOps:
-    """Return the functions of the backend that Keras has loaded."""
+    """Return the functions of the backend that Keras has loaded; only that one is imported."""
     if keras.backend.backend() == "jax":
-        from nfdt.shard.jax_ops import JaxOps
+        from nfdt.shard import jax_ops
 
-        return JaxOps()
-    from nfdt.shard.tensors import TensorOps
+        return jax_ops
+    from nfdt.shard import tensors
 
-    return TensorOps()
+    return tensors
 
 
 def _given(vector: Any) -> Any:
