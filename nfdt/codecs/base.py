@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -93,7 +92,7 @@ class Codec(ABC):
             owed, decoded = scratch[:, : part.stop - part.start]
             with np.errstate(over="ignore"):
                 np.add(residual[part], vector[part], out=owed)
-            if not is_finite(owed):
+            if not np.isfinite(owed).all():
                 return False
             payload[coded] = self.encode(owed)
             self.decode(payload[coded], decoded)
@@ -116,7 +115,7 @@ class Codec(ABC):
             block = reached[part]
             with np.errstate(over="ignore", invalid="ignore"):
                 np.subtract(vector[part], base[part], out=block)
-            if not is_finite(block):
+            if not np.isfinite(block).all():
                 return False
             payload[coded] = self.encode(block)
             self.decode(payload[coded], block)
@@ -218,17 +217,3 @@ def relative_error(vector: Vector, decoded: Vector) -> float:
         norm = float(np.dot(vector, vector))
         lost = decoded - vector
         return float(np.dot(lost, lost)) / norm if norm else 0.0
-
-
-def is_finite(vector: Vector) -> bool:
-    """Whether every element is a number."""
-    from nfdt.codecs import kernels  # here, as a program without codecs need not import Numba
-
-    return bool(kernels.is_finite(read_only(vector).view(np.int32)))
-
-
-def read_only(vector: Vector) -> Any:
-    """Return a read-only view of a vector, or an aligned copy: loops are compiled once for each kind of array."""
-    view = np.require(vector, FLOAT32, ["C", "A"]).view()
-    view.flags.writeable = False
-    return view

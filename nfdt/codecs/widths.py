@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nfdt.codecs.base import BLOCK, BUCKET, Codec, Payload, Vector, read_only
+from nfdt.codecs.base import BLOCK, BUCKET, FLOAT32, Codec, Payload, Vector
 from nfdt.core.errors import ShapeMismatch
 
 
@@ -26,7 +26,7 @@ class FusedCodec(Codec):
     def encode(self, vector: Vector) -> Payload:
         """Encode the vector in one pass."""
         payload = np.empty(self.encoded_bytes(vector.size), np.uint8)
-        self._run("encode", read_only(vector), payload)
+        self._run("encode", _read_only(vector), payload)
         return payload
 
     def decode(self, payload: Payload, out: Vector) -> None:
@@ -41,17 +41,17 @@ class FusedCodec(Codec):
     def encode_owed(self, vector: Vector, residual: Vector, payload: Payload) -> bool:
         """Add, encode and compute the loss in one pass."""
         self._check_sizes(payload, vector, residual)
-        return bool(self._run("encode_owed", read_only(vector), residual, payload))
+        return bool(self._run("encode_owed", _read_only(vector), residual, payload))
 
     def encode_difference(self, base: Vector, vector: Vector, payload: Payload, reached: Vector) -> bool:
         """Subtract, encode and compute the sum in one pass."""
         self._check_sizes(payload, base, vector, reached)
-        return bool(self._run("encode_difference", read_only(base), read_only(vector), payload, reached))
+        return bool(self._run("encode_difference", _read_only(base), _read_only(vector), payload, reached))
 
     def decode_and_add(self, payload: Payload, base: Vector, out: Vector) -> None:
         """Decode and add in one pass."""
         self._check_sizes(payload, base, out)
-        self._run("decode_and_add", _bytes(payload), read_only(base), out)
+        self._run("decode_and_add", _bytes(payload), _read_only(base), out)
 
     def _run(self, loop: str, *arrays: Any) -> Any:
         from nfdt.codecs import kernels  # here, as a program without codecs need not import Numba
@@ -63,6 +63,20 @@ class FusedCodec(Codec):
         if len(sizes) > 1:
             raise ShapeMismatch(f"Codec {self.name}: expected vectors of one size. Received: {sorted(sizes)}.")
         self.check(payload.size, sizes.pop())
+
+
+def is_finite(vector: Vector) -> bool:
+    """Whether every element is a number."""
+    from nfdt.codecs import kernels  # here, as a program without codecs need not import Numba
+
+    return bool(kernels.is_finite(_read_only(vector).view(np.int32)))
+
+
+def _read_only(vector: Vector) -> Any:
+    """Return a read-only view of a vector, or an aligned copy: loops are compiled once for each kind of array."""
+    view = np.require(vector, FLOAT32, ["C", "A"]).view()
+    view.flags.writeable = False
+    return view
 
 
 def _bytes(payload: Payload) -> Any:

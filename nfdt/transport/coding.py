@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from nfdt.codecs import IDENTITY, Codec, ErrorFeedback
-from nfdt.codecs.base import Payload, Vector, is_finite
+from nfdt.codecs.base import Payload, Vector
 from nfdt.codecs.sparse import ROWS
+from nfdt.codecs.widths import is_finite
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.table_rows import ChangedRows, Rows, RowVector, RowWeights, TableLayout
 from nfdt.core.errors import ProtocolError, ShapeMismatch

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from nfdt.codecs import DECODERS, IDENTITY, ErrorFeedback, find_decoder, make_codec
-from nfdt.codecs.base import BUCKET, is_finite, relative_error
+from nfdt.codecs.base import BUCKET, relative_error
 from nfdt.codecs.sparse import TopK
+from nfdt.codecs.widths import is_finite
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.specs.presets import AXES
 
