@@ -81,9 +81,9 @@ class Reliability:
         factor = (1.0 + change) / (1.0 + self.gap * gap)
         state = count_push(ops, shard, push.staleness)
         share = factor_share(ops, state)
-        for name, value in (("factor", factor), ("factor_square", factor * factor)):
-            if name in shard:
-                state[name] = shard[name] + share * (value - shard[name])
+        for mean, value in (("factor", factor), ("factor_square", factor * factor)):
+            if mean in shard:
+                state[mean] = shard[mean] + share * (value - shard[mean])
         return self.blocks.scaled(ops, gradient, factor), state
 
     def lessened(self, ops: ArrayOps, decay: Array, shard: RuleState) -> Array:
