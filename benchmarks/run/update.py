@@ -94,7 +94,7 @@ def pushes(engine: Any) -> Callable[[], None]:
         result = engine.step(gradient, held.pop(0), 1, {}, length=1.0)
         if result.finish is not None:
             result.finish()
-        held.append(result.reply.weights)
+        held.append(result.weights)
 
     return push
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from nfdt.codecs.base import Codec
-from nfdt.codecs.error_feedback import ErrorFeedback
+from nfdt.codecs.base import Codec, ErrorFeedback, IdentityCodec
 from nfdt.codecs.sparse import ROWS, TopK
-from nfdt.codecs.widths import BFloat16, Float16, IdentityCodec, Int4, Int8
+from nfdt.codecs.widths import BFloat16, Float16, Int4, Int8
 from nfdt.core.errors import ProtocolError
 
 __all__ = ["DECODERS", "IDENTITY", "WIDTHS", "Codec", "ErrorFeedback", "find_decoder", "make_codec", "make_encoders"]

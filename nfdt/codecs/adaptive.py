@@ -67,9 +67,9 @@ class LinkEstimate:
 
     def __init__(self, unit_bytes: int) -> None:
         self._unit = max(unit_bytes, 1)
-        self._begin()
+        self._restart()
 
-    def _begin(self) -> None:
+    def _restart(self) -> None:
         self._squares = np.zeros((3, 3))
         self._products = np.zeros(3)
         self._variance = 0.0
@@ -88,7 +88,7 @@ class LinkEstimate:
             strange = not expected / _CLIP <= seconds <= expected * _CLIP
             self._strange = self._strange + 1 if strange else 0
             if self._strange == 3:
-                self._begin()
+                self._restart()
             else:
                 seconds = min(seconds, _CLIP * expected)
                 self._variance += (1 - KEEP) * ((seconds - expected) ** 2 - self._variance)
@@ -169,7 +169,7 @@ class AdaptiveWidth:
         self._pushes = self._probes = 0
         self.push, self.reply = self._chosen
 
-    def begin(self) -> Decision | None:
+    def choose(self) -> Decision | None:
         """Choose the codecs of the next push; return a new decision, or None."""
         decision = self._decide()
         self.push, self.reply = self._chosen

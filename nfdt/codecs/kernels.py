@@ -10,11 +10,11 @@ and infinities and NaN are the greatest.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from nfdt.codecs.blocks import BLOCK, BUCKET, Scratch
+from nfdt.codecs.base import BLOCK, BUCKET
 from nfdt.core.arrays.loops import compiled, compiled_part
 
 BF16, FP16, INT8, INT4 = range(4)
@@ -39,6 +39,41 @@ _TO_INTEGER_8 = _TO_INTEGER + _EIGHT
 _MOST_8, _MOST_4 = np.float32(127), np.float32(7)
 _LARGEST_8 = np.nextafter(np.finfo(np.float32).max / _MOST_8, _ZERO)
 _LARGEST_4 = np.nextafter(np.finfo(np.float32).max / _MOST_4, _ZERO)
+
+
+class Scratch(NamedTuple):
+    """Memory for one bucket, and views of it, which are made here because compiling views takes long.
+
+    Attributes:
+        owed: The numbers to encode, and what they become on the way; with its bits, and two of them as one integer.
+        decoded: The decoded numbers, and their bits.
+        coded: The levels as bytes, and as other integers.
+        word: The scale, its bits and its bytes.
+    """
+
+    owed: Any
+    bits: Any
+    pairs: Any
+    decoded: Any
+    decoded_bits: Any
+    coded: Any
+    coded_int8: Any
+    coded_int16: Any
+    word: Any
+    word_bits: Any
+    word_bytes: Any
+
+
+def make_scratch() -> Scratch:
+    """Return memory for one call of a loop."""
+    owed, decoded = np.empty((2, BUCKET), np.float32)
+    coded, scale = np.zeros(2 * BUCKET, np.uint8), np.zeros(1, np.float32)
+    return Scratch(
+        *(owed, owed.view(np.int32), owed.view(np.uint64)),
+        *(decoded, decoded.view(np.int32)),
+        *(coded, coded.view(np.int8), coded.view(np.int16)),
+        *(scale, scale.view(np.int32), scale.view(np.uint8)),
+    )
 
 
 @compiled

@@ -39,7 +39,7 @@ class TopK(Codec):
         return _PAIR_BYTES * self.kept(size)
 
     def check(self, received_bytes: int, size: int) -> None:
-        """See ``Codec``."""
+        """Allow pairs of 8 bytes, for at most all elements."""
         if received_bytes % _PAIR_BYTES or received_bytes > _PAIR_BYTES * size:
             raise ShapeMismatch(
                 f"Payload in codec {self.name}: expected 8 bytes for each of at most {size} elements. "
@@ -47,7 +47,7 @@ class TopK(Codec):
             )
 
     def encode(self, vector: Vector) -> Payload:
-        """See ``Codec``.
+        """Encode the greatest elements.
 
         Raises:
             ShapeMismatch: An index does not fit into 32 bits.
@@ -66,7 +66,7 @@ class TopK(Codec):
         return payload
 
     def decode(self, payload: Payload, out: Vector) -> None:
-        """See ``Codec``."""
+        """Write the elements that were sent, and zero for the others."""
         count = payload.size // _PAIR_BYTES
         places = payload[: 4 * count].view("<u4").astype(np.int64)  # a copy: checked values are used
         if count and (places[-1] >= out.size or not (places[1:] > places[:-1]).all()):

@@ -1,4 +1,4 @@
-"""Codecs with a fixed number of bits per element: float32, bfloat16, and those with a scale per bucket.
+"""Codecs with a fixed number of bits per element: bfloat16, and those with a scale per bucket.
 
 A bucket is 512 elements, so that small elements survive next to a large bucket. Layout of each block of 64 buckets:
 their scales, float32, then the levels of their elements. A bucket with an element that is not finite has the scale NaN,
@@ -7,30 +7,82 @@ and is decoded as NaN. Buckets are counted from the start of the vector.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from nfdt.codecs.base import FLOAT32, Codec, Payload, Vector
-from nfdt.codecs.blocks import BLOCK, BUCKET
-from nfdt.codecs.fused import FusedCodec
+from nfdt.codecs.base import BLOCK, BUCKET, FLOAT32, Codec, Payload, Vector
+from nfdt.core.errors import ShapeMismatch
 
 
-class IdentityCodec(Codec):
-    """Float32, little-endian: lossless; the encoding is a view of the vector."""
+class FusedCodec(Codec):
+    """Codec in compiled loops, each of which does an operation in one pass over the vectors.
 
-    name = "identity"
+    ``name`` is that of a format of :mod:`nfdt.codecs.kernels`.
+    """
+
     block = BLOCK
 
-    def encoded_bytes(self, size: int) -> int:
-        """Return 4 bytes per element."""
-        return 4 * size
-
     def encode(self, vector: Vector) -> Payload:
-        """Return a view of the vector's own memory."""
-        return np.ascontiguousarray(vector, FLOAT32).view(np.uint8)
+        """Encode the vector in one pass."""
+        payload = np.empty(self.encoded_bytes(vector.size), np.uint8)
+        self._run("encode", _read_only(vector), payload)
+        return payload
 
     def decode(self, payload: Payload, out: Vector) -> None:
-        """See ``Codec``."""
-        out[:] = payload.view(FLOAT32)
+        """Decode in one pass.
+
+        Raises:
+            ShapeMismatch: The payload has another size; loops do not check each place.
+        """
+        self._check_sizes(payload, out)
+        self._run("decode", _bytes(payload), out)
+
+    def encode_owed(self, vector: Vector, residual: Vector, payload: Payload) -> bool:
+        """Add, encode and compute the loss in one pass."""
+        self._check_sizes(payload, vector, residual)
+        return bool(self._run("encode_owed", _read_only(vector), residual, payload))
+
+    def encode_difference(self, base: Vector, vector: Vector, payload: Payload, reached: Vector) -> bool:
+        """Subtract, encode and compute the sum in one pass."""
+        self._check_sizes(payload, base, vector, reached)
+        return bool(self._run("encode_difference", _read_only(base), _read_only(vector), payload, reached))
+
+    def decode_and_add(self, payload: Payload, base: Vector, out: Vector) -> None:
+        """Decode and add in one pass."""
+        self._check_sizes(payload, base, out)
+        self._run("decode_and_add", _bytes(payload), _read_only(base), out)
+
+    def _run(self, loop: str, *arrays: Any) -> Any:
+        from nfdt.codecs import kernels  # here, as a program without codecs need not import Numba
+
+        return getattr(kernels, loop)(kernels.KINDS[self.name], *arrays, kernels.make_scratch())
+
+    def _check_sizes(self, payload: Payload, *vectors: Vector) -> None:
+        sizes = {vector.size for vector in vectors}
+        if len(sizes) > 1:
+            raise ShapeMismatch(f"Codec {self.name}: expected vectors of one size. Received: {sorted(sizes)}.")
+        self.check(payload.size, sizes.pop())
+
+
+def is_finite(vector: Vector) -> bool:
+    """Whether every element is a number."""
+    from nfdt.codecs import kernels  # here, as a program without codecs need not import Numba
+
+    return bool(kernels.is_finite(_read_only(vector).view(np.int32)))
+
+
+def _read_only(vector: Vector) -> Any:
+    """Return a read-only view of a vector, or an aligned copy: loops are compiled once for each kind of array."""
+    view = np.require(vector, FLOAT32, ["C", "A"]).view()
+    view.flags.writeable = False
+    return view
+
+
+def _bytes(payload: Payload) -> Any:
+    view = np.ascontiguousarray(payload).view()
+    view.flags.writeable = False
+    return view
 
 
 class BFloat16(FusedCodec):
@@ -53,7 +105,7 @@ class _Bucketed(FusedCodec):
     bits: int
 
     def encoded_bytes(self, size: int) -> int:
-        """See ``Codec``."""
+        """Return the bytes of scales and levels."""
         return 4 * -(-size // BUCKET) + -(-size * self.bits // 8)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from nfdt.core.errors import ProtocolError
 from nfdt.core.sharding.records import RecordTree
 from nfdt.core.work.tasks import TaskNumbers
-from nfdt.shard.engine import AnchoredBf16, Engine, ReplyWeights, Vector
+from nfdt.shard.engine import AnchoredBf16, Engine, EngineReply, Vector
 from nfdt.shard.messages import DeltaRequest
 from nfdt.update_rules.base import RuleState
 
@@ -47,9 +47,9 @@ class BackupFormat:
         return None
 
     def renew_anchor(self) -> None:
-        """Take a new anchor for the next reply, because the weights have changed a lot."""
+        """Make a new anchor for the next reply, because the weights have changed a lot."""
 
-    def encode(self, reply: ReplyWeights) -> Any:
+    def encode(self, reply: EngineReply) -> Any:
         """Return the backup of weights that are sent: a vector, an :class:`AnchoredBf16`, or None."""
         return None
 
@@ -59,8 +59,8 @@ class ExactBackup(BackupFormat):
 
     has_deltas = True
 
-    def encode(self, reply: ReplyWeights) -> Any:
-        """See ``BackupFormat``."""
+    def encode(self, reply: EngineReply) -> Any:
+        """Return the weights themselves, which nobody changes any more."""
         return reply.weights
 
 
@@ -74,18 +74,18 @@ class AnchoredBackup(BackupFormat):
         self._zeros: Any = None
 
     def anchor(self, snapshot: Callable[[], Vector], workers: int) -> Vector | None:
-        """See ``BackupFormat``."""
+        """Return the current anchor, or a new one after some replies to each worker."""
         if self._anchor is None or self._replies >= REPLIES_PER_ANCHOR * workers:
             self._anchor, self._replies = snapshot(), 0
         self._replies += 1
         return self._anchor
 
     def renew_anchor(self) -> None:
-        """See ``BackupFormat``."""
+        """Drop the anchor, so that the next reply makes a new one."""
         self._anchor = None
 
-    def encode(self, reply: ReplyWeights) -> Any:
-        """See ``BackupFormat``; weights sent without an anchor become their own anchor."""
+    def encode(self, reply: EngineReply) -> Any:
+        """Return the compressed form; weights sent without an anchor become their own anchor."""
         if reply.compressed is not None:
             return reply.compressed
         if self._zeros is None:
@@ -111,16 +111,22 @@ class Backup:
     staleness: int = 0
 
 
-class WorkerBackups:
-    """Newest ``size`` replies to one worker, by the sequence number of its request.
+class WorkerRecord:
+    """State that a shard keeps for one worker, with the newest ``size`` replies to it.
 
     A worker with up to ``size - 1`` unanswered pushes computes on one of these, and never on an older one than before:
     older ones are dropped.
+
+    Attributes:
+        rule: State of the update rule.
+        sequence: Sequence number of its last push.
+        resync: Whether its next reply must be all weights.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, rule: RuleState) -> None:
+        self.rule, self.sequence, self.resync = rule, 0, False
         self._size = size
-        self._by_sequence: dict[int, Backup] = {}  # oldest first
+        self._replies: dict[int, Backup] = {}  # by the sequence number of the request, oldest first
 
     def add(self, sequence: int, backup: Backup) -> None:
         """Keep the backup of the reply to request ``sequence``; 0: the request has no number, all others are dropped.
@@ -128,16 +134,17 @@ class WorkerBackups:
         Replaces an earlier backup of the same request. A first reply out of order reaches no worker and is not kept.
         """
         if not sequence:
-            self._by_sequence.clear()
-        if sequence < max(self._by_sequence, default=0) and sequence not in self._by_sequence:
+            self._replies.clear()
+        # The request came on a stream that has been replaced, so that its reply is lost.
+        if sequence < max(self._replies, default=0) and sequence not in self._replies:
             return
-        self._by_sequence[sequence] = backup
-        while len(self._by_sequence) > self._size:
-            del self._by_sequence[next(iter(self._by_sequence))]
+        self._replies[sequence] = backup
+        while len(self._replies) > self._size:
+            del self._replies[next(iter(self._replies))]
 
     def get(self, sequence: int) -> Backup | None:
         """Return the backup of this request, if it has a number and is still kept."""
-        return self._by_sequence.get(sequence) if sequence else None
+        return self._replies.get(sequence) if sequence else None
 
     def used(self, worker: str, sequence: int) -> Backup:
         """Return the backup that a gradient was computed on, the newest for 0; older ones are dropped.
@@ -145,34 +152,17 @@ class WorkerBackups:
         Raises:
             ProtocolError: the backup is no longer kept; the worker overlaps more pushes than the shard expects.
         """
-        sequence = sequence or max(self._by_sequence)
-        found = self._by_sequence.get(sequence)
+        sequence = sequence or max(self._replies)
+        found = self._replies.get(sequence)
         if found is None:
             raise ProtocolError(
                 f"Push from worker {worker}: expected a gradient computed on one of the answers "
-                f"{sorted(self._by_sequence)}. Received: on answer {sequence}. Worker and shard must be given the same "
+                f"{sorted(self._replies)}. Received: on answer {sequence}. Worker and shard must be given the same "
                 f"overlap; this shard keeps {self._size}."
             )
-        for older in [kept for kept in self._by_sequence if kept < sequence]:
-            del self._by_sequence[older]
+        for older in [kept for kept in self._replies if kept < sequence]:
+            del self._replies[older]
         return found
-
-
-@dataclass
-class WorkerRecord:
-    """State that a shard keeps for one worker.
-
-    Attributes:
-        backups: Weights that the worker may hold.
-        rule: State of the update rule.
-        sequence: Sequence number of its last push.
-        resync: Whether its next reply must be all weights.
-    """
-
-    backups: WorkerBackups
-    rule: RuleState
-    sequence: int = 0
-    resync: bool = False
 
 
 class BackupStore:
@@ -180,7 +170,7 @@ class BackupStore:
 
     Args:
         engine: Engine of the shard.
-        backup_format: Name in :data:`~nfdt.shard.backups.BACKUP_FORMATS`.
+        backup_format: Name in :data:`~nfdt.shard.BACKUP_FORMATS`.
         size: Number of replies kept for each worker.
     """
 
@@ -226,7 +216,7 @@ class BackupStore:
     def get(self, worker: str, sequence: int) -> Backup | None:
         """Return the backup of the reply to a request, if it is still kept."""
         record = self._workers.get(worker)
-        return record.backups.get(sequence) if record else None
+        return record.get(sequence) if record else None
 
     def base_of(self, worker: str, sequence: int, request: DeltaRequest | None) -> Backup | None:
         """Return the backup that the reply to request ``sequence`` may be a delta to; None for all weights.
@@ -237,27 +227,27 @@ class BackupStore:
         if request is None or not self._format.has_deltas:
             return None
         record = self._workers.get(worker)
-        again = record is None or record.resync or record.backups.get(sequence)
-        return None if record is None or again else record.backups.get(request.base)
+        again = record is None or record.resync or record.get(sequence)
+        return None if record is None or again else record.get(request.base)
 
-    def add(self, worker: str, sequence: int, reply: ReplyWeights, version: int, staleness: int) -> None:
+    def add(self, worker: str, sequence: int, reply: EngineReply, version: int, staleness: int) -> None:
         """Keep the backup of a reply that is sent."""
         record = self._workers.get(worker)
         if record is None:
             rule = self._waiting.pop(worker) if worker in self._waiting else self._engine.new_worker()
-            record = self._workers[worker] = WorkerRecord(WorkerBackups(self._size), rule)
+            record = self._workers[worker] = WorkerRecord(self._size, rule)
         record.resync = False
-        record.backups.add(sequence, Backup(self._format.encode(reply), version, staleness))
+        record.add(sequence, Backup(self._format.encode(reply), version, staleness))
 
     def confirm(self, worker: str, sequence: int, backup: Backup) -> None:
         """Make this backup final: :meth:`exchange` no longer replaces it."""
-        self._workers[worker].backups.add(sequence, replace(backup))
+        self._workers[worker].add(sequence, replace(backup))
 
     def exchange(self, worker: str, sequence: int, old: Backup, weights: Vector) -> bool:
         """Replace the weights of a backup if it is still ``old``, the identical object; return whether it was."""
         if self.get(worker, sequence) is not old:
             return False
-        self._workers[worker].backups.add(sequence, replace(old, weights=weights))
+        self._workers[worker].add(sequence, replace(old, weights=weights))
         return True
 
     def forget(self, worker: str) -> None:

@@ -65,16 +65,16 @@ class VectorPool:
         self._size, self._dtype, self._keep = size, np.dtype(dtype), keep
         self._free: list[mmap.mmap] = []
 
-    def take(self) -> npt.NDArray[Any]:
+    def new_vector(self) -> npt.NDArray[Any]:
         """Return an uninitialised vector."""
         try:
             memory = self._free.pop()
         except IndexError:
             memory = mmap.mmap(-1, max(self._size * self._dtype.itemsize, 1))
         vector = np.frombuffer(memory, self._dtype, self._size)
-        weakref.finalize(vector, self._give_back, memory).atexit = False
+        weakref.finalize(vector, self._keep_memory, memory).atexit = False
         return vector
 
-    def _give_back(self, memory: mmap.mmap) -> None:
+    def _keep_memory(self, memory: mmap.mmap) -> None:
         if len(self._free) < self._keep:
             self._free.append(memory)

@@ -24,8 +24,7 @@ from nfdt.core.work.spans import SpanRing
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.state import State
 from nfdt.shard.engine import Engine
-from nfdt.shard.merging_modes import MergedMode, RoundMode
-from nfdt.shard.modes import AsynchronousMode, ModeFactory
+from nfdt.shard.modes import AsynchronousMode, MergedMode, ModeFactory, RoundMode
 from nfdt.shard.optimizer_state import plain_traits
 from nfdt.shard.sparse_store import SparseStore
 from nfdt.shard.store import ShardStore

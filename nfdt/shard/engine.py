@@ -8,7 +8,7 @@ rule with any Keras optimizer, under XLA.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -32,30 +32,19 @@ class AnchoredBf16(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ReplyWeights:
-    """Weights for a worker, and their compressed form if there is an anchor."""
-
-    weights: Vector
-    compressed: AnchoredBf16 | None = None
-
-    @property
-    def compact(self) -> Vector | AnchoredBf16:
-        """Smaller form of the weights."""
-        return self.compressed or self.weights
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """Result of a step.
+class EngineReply:
+    """Weights for a worker, and the rest of the result of the step that made them.
 
     Attributes:
-        reply: Weights for the worker; complete when ``finish`` has returned.
-        worker: The rule's new state for the worker.
+        weights: Complete when ``finish`` has returned.
+        compressed: Compressed form of the weights; None without an anchor.
+        worker: The rule's new state for the worker; empty if no step was made.
         finish: Does the step's work, without the store's lock; None if it is done. Must be called once.
     """
 
-    reply: ReplyWeights
-    worker: RuleState
+    weights: Vector
+    compressed: AnchoredBf16 | None = None
+    worker: RuleState = field(default_factory=dict)
     finish: Callable[[], None] | None = None
 
 
@@ -79,7 +68,7 @@ class GradientAccumulator:
     longest: float = 0.0
     added: bool = False
 
-    def note(self, weight: float, length: float, added: bool) -> None:
+    def count_gradient(self, weight: float, length: float, added: bool) -> None:
         """Count a gradient that was added to the sum."""
         self.denominator += weight
         self.count += 1
@@ -93,7 +82,7 @@ class GradientAccumulator:
 
 
 class Engine(Protocol):
-    """Weights, optimizer and rule state of one shard. Used under the store's lock, but for ``StepResult.finish``.
+    """Weights, optimizer and rule state of one shard. Used under the store's lock, but for ``EngineReply.finish``.
 
     Attributes:
         rule: The update rule.
@@ -104,42 +93,33 @@ class Engine(Protocol):
     @property
     def traits(self) -> OptimizerTraits:
         """Traits of the user's optimizer."""
-        ...
 
     @property
     def size(self) -> int:
         """Number of elements."""
-        ...
 
     @property
     def updates(self) -> int:
         """Number of updates that the optimizer has applied."""
-        ...
 
     @property
     def learning_rate(self) -> float:
         """Learning rate of the next update."""
-        ...
 
     def weights(self) -> Vector:
         """Return the weights; later steps do not change them."""
-        ...
 
     def tensor(self, vector: npt.NDArray[np.float32]) -> Vector:
         """Return an array in the engine's own form, if possible without a copy."""
-        ...
 
     def array(self, vector: Vector | AnchoredBf16) -> npt.NDArray[np.float32]:
         """Return a read-only view of weights, decompressed if necessary."""
-        ...
 
     def no_difference(self) -> Any:
         """Return the difference of an anchor to itself."""
-        ...
 
     def new_worker(self) -> RuleState:
         """Return the rule's state for a worker that has not pushed yet."""
-        ...
 
     def step(
         self,
@@ -151,11 +131,11 @@ class Engine(Protocol):
         length: float,
         rate: float = 1.0,
         anchor: Any = None,
-    ) -> StepResult | None:
+    ) -> EngineReply | None:
         """Apply one finite gradient; return None and restore the state if that left non-finite values.
 
         Args:
-            gradient: Shape ``(size,)`` float32; unchanged until ``StepResult.finish`` has returned.
+            gradient: Shape ``(size,)`` float32; unchanged until ``EngineReply.finish`` has returned.
             backup: Weights it was computed on, a vector or compressed; None for a rule that does not use them.
             staleness: Number of updates that it missed.
             worker: The rule's state for its worker.
@@ -163,11 +143,9 @@ class Engine(Protocol):
             rate: Factor on the learning rate.
             anchor: Anchor of the compressed reply; either None at every call or a vector at every call.
         """
-        ...
 
-    def reply(self, staleness: int, *, anchor: Any = None) -> ReplyWeights:
+    def reply(self, staleness: int, *, anchor: Any = None) -> EngineReply:
         """Return weights for a worker whose push had this staleness and changed nothing; see :meth:`step`."""
-        ...
 
     def set_learning_rate(self, value: float) -> None:
         """Replace the learning rate.
@@ -175,30 +153,24 @@ class Engine(Protocol):
         Raises:
             UsageError: the optimizer follows a schedule or a function, which Keras cannot replace either.
         """
-        ...
 
-    def settle(self) -> None:
+    def wait_for_steps(self) -> None:
         """Wait until the steps whose results were returned are done."""
-        ...
 
     def read(self, *, weights_only: bool = False) -> tuple[npt.NDArray[np.float32], dict[int, npt.NDArray[Any]]]:
         """Return copies of the weights and of the shard's part of the optimizer's variables, by index."""
-        ...
 
     def write(self, weights: npt.NDArray[np.float32], optimizer: Mapping[int, npt.NDArray[Any]]) -> None:
         """Replace the weights; given optimizer variables are replaced too, and the rule restarts from them."""
-        ...
 
     def is_complete(self, optimizer: Mapping[int, npt.NDArray[Any]]) -> bool:
         """Whether :meth:`write` replaces the whole state, given these variables of the optimizer."""
-        ...
 
     def records(self, optimizer: Mapping[int, npt.NDArray[Any]]) -> RecordTree:
         """Return the records of rule and optimizer, given the variables that :meth:`read` returned. Nothing is copied.
 
         See :mod:`nfdt.core.sharding.records`.
         """
-        ...
 
     def restore(self, records: RecordTree) -> None:
         """Continue from records, after the weights and variables of the same moment were loaded.
@@ -206,11 +178,9 @@ class Engine(Protocol):
         Raises:
             ShapeMismatch: the records belong to another program or rule.
         """
-        ...
 
     def restored(self, state: RecordTree, initial: RuleState) -> RuleState:
         """Return a state from records; raise ShapeMismatch if it differs from an initial one in form."""
-        ...
 
 
 class MergingEngine(Engine, Protocol):
@@ -218,7 +188,6 @@ class MergingEngine(Engine, Protocol):
 
     def new_accumulator(self) -> GradientAccumulator:
         """Return an accumulator without gradients."""
-        ...
 
     def accumulate(
         self,
@@ -233,21 +202,17 @@ class MergingEngine(Engine, Protocol):
         added: bool = False,
     ) -> RuleState:
         """Correct one finite gradient and add it to ``accumulator``; return the worker's new state."""
-        ...
 
     def accumulate_part(
         self, accumulator: GradientAccumulator, gradient: Vector, weight: float, length: float, *, added: bool = False
     ) -> None:
         """Add one raw, finite gradient of a round to ``accumulator``; see :class:`~nfdt.shard.messages.Gradient`."""
-        ...
 
     def apply_round(self, accumulator: GradientAccumulator, worker: RuleState) -> RuleState | None:
         """Apply the gradient of a whole round, computed on the current weights; return None as in :meth:`step`.
 
         Returns the rule's new state for all workers.
         """
-        ...
 
     def apply(self, accumulator: GradientAccumulator) -> bool:
         """Apply the union of corrected gradients, each at its own rate factor; False if undone; see :meth:`step`."""
-        ...

@@ -147,7 +147,7 @@ class WorkerExchange:
         try:
             while (header := stream.receive_header(patiently=True)) is not None:
                 sequence = header.sequence
-                self._introduce(header)
+                self._check_name(header)
                 if header.kind == OFFER:
                     stream.send(self._accept(header))
                     continue
@@ -173,7 +173,7 @@ class WorkerExchange:
         stream.send(Frame(kind=ERROR, sequence=sequence, error=text))
         stream.end()
 
-    def _introduce(self, header: Frame) -> None:
+    def _check_name(self, header: Frame) -> None:
         if header.worker and header.worker != self._worker:
             raise ProtocolError(
                 f"Stream of {self._worker}: expected this worker's name, as its ticket says. "
@@ -216,7 +216,7 @@ class WorkerExchange:
         codec.check(header.total_bytes, size)
         if header.shared:
             encoded = self._shared(header).view(np.uint8)[: header.total_bytes]
-            codec.check(encoded.size, size)
+            codec.check(encoded.size, size)  # the area may be shorter than the header claims
         else:
             encoded = np.empty(header.total_bytes, np.uint8)
             self._receive(stream, encoded)
@@ -239,11 +239,15 @@ class WorkerExchange:
         self._complete_at = time.perf_counter()
 
     def _push(self, header: Frame, values: Any) -> Reply:
-        numbers = {"round": header.round, "part": header.part, "parts": max(header.parts, 1)}
-        numbers["computed_on"] = header.computed_on
-        rate, samples, tasks = header.rate or 1.0, max(header.samples, 1), tuple(header.tasks)
+        # A field that a client leaves out is read as 0.
+        counts: dict[str, Any] = {
+            "samples": max(header.samples, 1),
+            "parts": max(header.parts, 1),
+            "rate": header.rate or 1.0,
+        }
+        place = {"round": header.round, "part": header.part, "computed_on": header.computed_on}
         gradient = Gradient(
-            header.sequence, values, samples, **numbers, rate=rate, tasks=tasks, denominator=header.denominator
+            header.sequence, values, **counts, **place, tasks=tuple(header.tasks), denominator=header.denominator
         )
         delta = self._delta_request(header)
         return self._store.push(self._worker, gradient, want_weights=header.want_weights, delta=delta)

@@ -20,7 +20,6 @@ from nfdt.transport.base import (
     PushOptions,
     Vector,
     check_gradient,
-    joined,
     shard_bounds,
 )
 from nfdt.transport.choice import CodecChoice
@@ -89,11 +88,11 @@ class InProcessClient:
 
     @property
     def codecs(self) -> Mapping[str, Any]:
-        """See ``ParameterClient``."""
+        """Report of the codecs in use, ready for JSON; empty if nothing is encoded."""
         return self._coding.report() if self._coding else {}
 
     def pull(self, min_version: int = 0, *, exact: bool = True) -> Pulled:
-        """See ``ParameterClient``."""
+        """Return the current weights, at ``min_version`` or later on every shard."""
         self._pushes.check_pull()
         self._newest = self._sequence = self._sequence + 1
         replies = []
@@ -106,13 +105,13 @@ class InProcessClient:
         return Pulled(weights, tuple(r.version for r in replies), self._sequence)
 
     def begin_push(self, gradient: Vector, **options: Unpack[PushOptions]) -> InFlightPush:
-        """See ``ParameterClient``."""
+        """Send a gradient, which the stores apply at once."""
         leaving = self._leave(gradient, options)
         self._deliver(leaving)
         return self._pushes.add(leaving.sequence)
 
     def push(self, gradient: Vector, **options: Unpack[PushOptions]) -> Pushed:
-        """See ``ParameterClient``."""
+        """Send a gradient and return the reply."""
         return self.begin_push(gradient, **options).result()
 
     def close(self) -> None:
@@ -147,32 +146,27 @@ class InProcessClient:
         weights = self._weights(sequence, replies)
         if weights is not None:
             self._newest = sequence
-        return Pushed(
-            weights,
-            tuple(reply.version for reply in replies),
-            max(reply.staleness for reply in replies),
-            all(reply.applied for reply in replies),
-            sequence,
-        )
+        return Pushed.of(weights, replies, sequence)
 
     def _parts(self, gradient: Vector, compute_s: float) -> tuple[list[int], list[Vector]]:
         """Return the bytes sent to each shard, and its part of the gradient, decoded as after a network transfer."""
         if self._coding is None:
             parts = [gradient[bound] for bound in self._bounds]
             return [part.nbytes for part in parts], parts
-        encoded = self._coding.encode(gradient, compute_s)
+        payloads = self._coding.encode(gradient, compute_s)
         decoded = np.empty_like(gradient)
-        for payload, bound in zip(encoded.payloads, self._bounds, strict=True):
-            encoded.codec.decode(payload, decoded[bound])
-        return [payload.nbytes for payload in encoded.payloads], [decoded[bound] for bound in self._bounds]
+        for payload, bound in zip(payloads, self._bounds, strict=True):
+            self._coding.push_codec.decode(payload, decoded[bound])
+        return [payload.nbytes for payload in payloads], [decoded[bound] for bound in self._bounds]
 
     def _delta_request(self, history: ReplyHistory, exact: bool) -> DeltaRequest | None:
         return history.delta_request(self._coding.reply_codec) if self._coding and not exact else None
 
     def _weights(self, sequence: int, replies: Sequence[Reply]) -> Vector | None:
-        if self._coding is None:
-            return joined([reply.weights for reply in replies])
-        if any(reply.weights is None and reply.delta is None for reply in replies):
+        parts = [reply.weights if reply.delta is None else reply.delta for reply in replies]
+        if any(part is None for part in parts):
             return None
-        parts = [reply.delta or reply.weights for reply in replies]
+        if self._coding is None:
+            whole = [reply.weights for reply in replies if reply.weights is not None]
+            return whole[0] if len(whole) == 1 else np.concatenate(whole)
         return self._coding.decode(sequence, parts, np.empty(self._bounds[-1].stop, np.float32))

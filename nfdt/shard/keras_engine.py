@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import keras
 import numpy as np
 import numpy.typing as npt
 
@@ -13,11 +14,21 @@ from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import UsageError
 from nfdt.core.sharding.records import RecordTree
 from nfdt.model.keras_internals.training import has_fixed_learning_rate
-from nfdt.shard.engine import LARGE, AnchoredBf16, GradientAccumulator, ReplyWeights, StepResult, Vector
-from nfdt.shard.engine_ops import EngineOps, ops_of_backend
+from nfdt.shard.engine import LARGE, AnchoredBf16, EngineReply, GradientAccumulator, Vector
 from nfdt.shard.optimizer import BuiltOptimizer
-from nfdt.shard.step import FusedStep
+from nfdt.shard.step import EngineOps, FusedStep
 from nfdt.update_rules.base import OptimizerTraits, RuleState, UpdateRule, check_state
+
+
+def ops_of_backend() -> EngineOps:
+    """Return the functions of the backend that Keras has loaded; only that one is imported."""
+    if keras.backend.backend() == "jax":
+        from nfdt.shard import jax_ops
+
+        return jax_ops
+    from nfdt.shard import tensors
+
+    return tensors
 
 
 def _given(vector: Any) -> Any:
@@ -46,7 +57,7 @@ class KerasEngine:
 
     @property
     def traits(self) -> OptimizerTraits:
-        """See ``Engine``."""
+        """Traits of the optimizer."""
         return self.built.traits
 
     @property
@@ -105,20 +116,14 @@ class KerasEngine:
         length: float,
         rate: float = 1.0,
         anchor: Any = None,
-    ) -> StepResult | None:
-        """See ``Engine``."""
-        args = (
-            gradient,
-            _given(backup),
-            self.ops.scalar(staleness),
-            self.ops.scalar(rate),
-            self._shard,
-            worker,
-            _given(anchor),
-        )
+    ) -> EngineReply | None:
+        """Apply one finite gradient at once."""
         before = self._kept(length * rate)
-        answer, self._shard, worker = self._fused.step(*args)
-        return StepResult(self._reply_weights(answer, anchor), worker) if self._stands(before, worker) else None
+        numbers = self.ops.scalar(staleness), self.ops.scalar(rate)
+        answer, self._shard, worker = self._fused.step(
+            gradient, _given(backup), *numbers, self._shard, worker, _given(anchor)
+        )
+        return self._engine_reply(answer, anchor, worker) if self._stands(before, worker) else None
 
     def accumulate(
         self,
@@ -136,7 +141,7 @@ class KerasEngine:
         sums = (accumulator.total, accumulator.weight, self.ops.scalar(weight))
         args = (*sums, gradient, _given(backup), self.ops.scalar(staleness), self._shard, worker)
         accumulator.total, accumulator.weight, self._shard, worker = self._fused.accumulate(*args)
-        accumulator.note(weight, length, added)
+        accumulator.count_gradient(weight, length, added)
         return worker
 
     def accumulate_part(
@@ -144,7 +149,7 @@ class KerasEngine:
     ) -> None:
         """Add one raw, finite gradient of a round to ``accumulator``; see :class:`~nfdt.shard.messages.Gradient`."""
         accumulator.total = self._fused.accumulate_part(accumulator.total, self.ops.scalar(weight), gradient)
-        accumulator.note(weight, length, added)
+        accumulator.count_gradient(weight, length, added)
 
     def apply_round(self, accumulator: GradientAccumulator, worker: RuleState) -> RuleState | None:
         """Apply the gradient of a whole round, computed on the current weights; return None as in :meth:`step`.
@@ -166,16 +171,17 @@ class KerasEngine:
         self._shard = self._fused.apply(*sums, self._shard)
         return self._stands(before, {})
 
-    def reply(self, staleness: int, *, anchor: Any = None) -> ReplyWeights:
+    def reply(self, staleness: int, *, anchor: Any = None) -> EngineReply:
         """Return weights for a worker whose push had this staleness and changed nothing; see :meth:`step`."""
         if anchor is None and not self.rule.looks_ahead:
-            return ReplyWeights(self.weights())
-        return self._reply_weights(self._fused.reply(self.ops.scalar(staleness), self._shard, _given(anchor)), anchor)
+            return EngineReply(self.weights())
+        answer = self._fused.reply(self.ops.scalar(staleness), self._shard, _given(anchor))
+        return self._engine_reply(answer, anchor, {})
 
-    def _reply_weights(self, answer: Any, anchor: Any) -> ReplyWeights:
+    def _engine_reply(self, answer: Any, anchor: Any, worker: RuleState) -> EngineReply:
         if anchor is not None:
-            return ReplyWeights(answer[0], AnchoredBf16(anchor, answer[1]))
-        return ReplyWeights(answer[0] if answer else self.weights())
+            return EngineReply(answer[0], AnchoredBf16(anchor, answer[1]), worker)
+        return EngineReply(answer[0] if answer else self.weights(), None, worker)
 
     def set_learning_rate(self, value: float) -> None:
         """Replace the learning rate.
@@ -190,11 +196,11 @@ class KerasEngine:
             )
         optimizer.learning_rate = value
 
-    def settle(self) -> None:
+    def wait_for_steps(self) -> None:
         """Return at once: every step is done when its result is returned."""
 
     def is_complete(self, optimizer: Mapping[int, npt.NDArray[Any]]) -> bool:
-        """See ``Engine``."""
+        """Whether the variables are all that the optimizer has."""
         return self.built.is_complete(optimizer)
 
     def read(self, *, weights_only: bool = False) -> tuple[npt.NDArray[np.float32], dict[int, npt.NDArray[Any]]]:

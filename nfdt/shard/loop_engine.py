@@ -8,30 +8,37 @@ its reply has each stripe at its own version. Several pushes work on different s
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from nfdt.core.errors import NfdtError
 from nfdt.core.sharding import GLOBAL, ShardPlan
 from nfdt.core.sharding.records import RecordTree
-from nfdt.shard import update_loops
+from nfdt.shard import update_loops as loops
 from nfdt.shard.buffers import VectorPool
-from nfdt.shard.engine import LARGE, AnchoredBf16, ReplyWeights, StepResult, Vector
-from nfdt.shard.loop_push import PendingUpdate, PushNumbers
+from nfdt.shard.engine import LARGE, AnchoredBf16, EngineReply, Vector
 from nfdt.shard.optimizer_state import OptimizerPart, joined
 from nfdt.update_rules.base import OptimizerTraits, RuleState, UpdateRule, check_state
 from nfdt.update_rules.blocks import KernelBlocks
 from nfdt.update_rules.ddc_adam import DelayedAdam
 from nfdt.update_rules.ddc_sgd import DelayedSGD
+from nfdt.update_rules.reliability import count_push, factor_share, kept_impulse, updates_ahead
 
 STRIPE = 2**18
 """Elements of a stripe: some 0.5 ms of work."""
 
 _SLOTS = {"sgd": ("momentum",), "adam": ("m", "v")}
+
+
+UPDATE_S = 60.0
+"""Longest wait for the push before, whose part takes milliseconds."""
 
 
 class LoopEngine:
@@ -60,7 +67,7 @@ class LoopEngine:
     ) -> None:
         self.traits = traits
         self.rule: UpdateRule = rule
-        self._plan, self._blocks = plan, blocks
+        self._plan = plan
         self._slots = _SLOTS[traits.kind] if traits.kind == "adam" or traits.momentum else ()
         self._part = OptimizerPart(plan, 2 + len(self._slots))
         self._decay = float(options.get("weight_decay") or 0.0)
@@ -69,30 +76,31 @@ class LoopEngine:
         self._weights = np.array(weights, np.float32)
         self._stripes = _stripes(blocks.parts)
         self._vectors, self._differences = VectorPool(weights.size), VectorPool(weights.size, np.uint16)
-        self._last = PendingUpdate(None, 0)
+        self._last = PendingUpdate(None, 0)  # done; so every update has one before it
         self._shard: RuleState = {}
         self._take_over({})
+        # Compiling takes seconds; the first push waits for it only if it comes earlier.
         threading.Thread(target=self._load_loops, args=(anchored,), name="load-loops").start()
 
     @property
     def size(self) -> int:
-        """See ``Engine``."""
+        """Number of elements."""
         return self._weights.size
 
     @property
     def updates(self) -> int:
-        """See ``Engine``."""
+        """Number of updates that the optimizer has applied."""
         return self._updates
 
     @property
     def learning_rate(self) -> float:
-        """See ``Engine``."""
+        """Learning rate of the next update."""
         return float(self._rate)
 
     def weights(self) -> Vector:
         """Return a copy of the weights, after all pushes before."""
-        self.settle()
-        copy = self._vectors.take()
+        self.wait_for_steps()
+        copy = self._vectors.new_vector()
         np.copyto(copy, self._weights)
         return copy
 
@@ -102,17 +110,17 @@ class LoopEngine:
         return vector
 
     def array(self, vector: Vector | AnchoredBf16) -> npt.NDArray[np.float32]:
-        """See ``Engine``."""
+        """Return a read-only view of a vector, or the sum of an anchor and its difference."""
         if isinstance(vector, AnchoredBf16):
-            out = self._vectors.take()
-            update_loops.widen(vector.anchor, vector.difference, out)
+            out = self._vectors.new_vector()
+            loops.widen(vector.anchor, vector.difference, out)
         else:
             out = vector.view()
         out.flags.writeable = False
         return out
 
     def no_difference(self) -> Any:
-        """See ``Engine``."""
+        """Return a difference of zeros, as the bits of bfloat16."""
         return np.zeros(self.size, np.uint16)
 
     @staticmethod
@@ -130,44 +138,44 @@ class LoopEngine:
         length: float,
         rate: float = 1.0,
         anchor: Any = None,
-    ) -> StepResult | None:
-        """See ``Engine``."""
+    ) -> EngineReply | None:
+        """Reserve the place of an update; the result's ``finish`` does it."""
         if length * rate >= LARGE:
             return self._try(gradient, backup, staleness, worker, rate, anchor)
         numbers, scalars = self._numbers.of(self._shard, float(self._rate), rate, staleness, self._updates)
         self._shard.update(scalars)
         self._updates += 1
-        reply = self._vectors.take()
-        narrow = None if anchor is None else AnchoredBf16(anchor, self._differences.take())
+        reply = self._vectors.new_vector()
+        narrow = None if anchor is None else AnchoredBf16(anchor, self._differences.new_vector())
         self._last = update = PendingUpdate(self._last, len(self._stripes))
-        finish = partial(self._update, update, gradient, backup, reply, narrow, numbers)
-        return StepResult(ReplyWeights(reply, narrow), worker, finish)
+        vectors = self._vectors_of(gradient, backup, reply, narrow, numbers)
+        return EngineReply(reply, narrow, worker, partial(self._update, update, vectors))
 
-    def reply(self, staleness: int, *, anchor: Any = None) -> ReplyWeights:
-        """See ``Engine``."""
-        self.settle()
+    def reply(self, staleness: int, *, anchor: Any = None) -> EngineReply:
+        """Return weights without an update, after all pushes before."""
+        self.wait_for_steps()
         ahead = self.rule.reply(
             np, self._weights, self._rate, np.float32(staleness), self._shard, self._decayed(self._weights)
         )
-        out = self._vectors.take()
+        out = self._vectors.new_vector()
         np.copyto(out, ahead)
         if anchor is None:
-            return ReplyWeights(out)
-        difference = self._differences.take()
-        update_loops.narrow(out, anchor, difference)
-        return ReplyWeights(out, AnchoredBf16(anchor, difference))
+            return EngineReply(out)
+        difference = self._differences.new_vector()
+        loops.narrow(out, anchor, difference)
+        return EngineReply(out, AnchoredBf16(anchor, difference))
 
     def set_learning_rate(self, value: float) -> None:
-        """See ``Engine``; the learning rate is always a number here."""
+        """Replace the learning rate, which is always a number here."""
         self._rate = np.float32(value)
 
-    def settle(self) -> None:
-        """See ``Engine``."""
+    def wait_for_steps(self) -> None:
+        """Wait until the updates of all pushes so far are done."""
         self._last.complete()
 
     def read(self, *, weights_only: bool = False) -> tuple[npt.NDArray[np.float32], dict[int, npt.NDArray[Any]]]:
-        """See ``Engine``."""
-        self.settle()
+        """Return copies of the weights and of the optimizer's variables."""
+        self.wait_for_steps()
         weights = self._weights.copy()
         if weights_only:
             return weights, {}
@@ -176,48 +184,39 @@ class LoopEngine:
         return weights, self._part.cut([np.array(self._updates, np.int64), np.array(self._rate), *slots])
 
     def write(self, weights: npt.NDArray[np.float32], optimizer: Mapping[int, npt.NDArray[Any]]) -> None:
-        """See ``Engine``."""
-        self.settle()
+        """Replace the weights, and the optimizer's variables where they are given."""
+        self.wait_for_steps()
         np.copyto(self._weights, weights)
         if optimizer:
             _, before = self.read()
             self._take_over({**before, **optimizer})
 
     def is_complete(self, optimizer: Mapping[int, npt.NDArray[Any]]) -> bool:
-        """See ``Engine``."""
+        """Whether the variables are all that the optimizer has."""
         return self._part.is_complete(optimizer)
 
     def records(self, optimizer: Mapping[int, npt.NDArray[Any]]) -> RecordTree:
-        """See ``Engine``; the arrays are copies, as later steps change them."""
+        """Return copies of the state, as later steps change the arrays."""
         own = {str(s.index): optimizer[s.index] for s in self._plan.slots or () if s.variable == GLOBAL}
         return {"rule": {name: np.array(value) for name, value in self._shard.items()}, "optimizer": own}
 
     def restore(self, records: RecordTree) -> None:
-        """See ``Engine``."""
+        """Continue from records, after the weights were loaded."""
         self._load({int(index): array for index, array in records.get("optimizer", {}).items()})
         self._shard = self.restored(records.get("rule", {}), self._shard)
 
     @staticmethod
     def restored(state: RecordTree, initial: RuleState) -> RuleState:
-        """See ``Engine``."""
+        """Return a state from records."""
         check_state(state, initial)
         return {name: np.array(value, np.float32)[()] for name, value in state.items()}
 
-    def _update(
-        self,
-        update: PendingUpdate,
-        gradient: Vector,
-        backup: Any,
-        reply: Vector,
-        narrow: AnchoredBf16 | None,
-        numbers: Any,
-    ) -> None:
+    def _update(self, update: PendingUpdate, vectors: tuple[Any, ...]) -> None:
         """Update stripe by stripe, each after the push before."""
-        vectors = self._vectors_of(gradient, backup, reply, narrow, numbers)
         try:
             for index, parts in enumerate(self._stripes):
                 update.wait(index)
-                update_loops.update(parts, *vectors)
+                loops.update(parts, *vectors)
                 update.advance(index + 1)
         finally:
             update.end()
@@ -237,16 +236,14 @@ class LoopEngine:
         """Compile the loops for such arguments, or load them, which a call does that updates nothing."""
         vector = np.empty(0, np.float32)
         narrow = AnchoredBf16(vector, np.empty(0, np.uint16)) if anchored else None
-        numbers = np.zeros(update_loops.NUMBERS, np.float32)
-        update_loops.update(
-            np.empty((0, 5), np.int64), *self._vectors_of(vector, narrow or vector, vector, narrow, numbers)
-        )
+        numbers = np.zeros(loops.NUMBERS, np.float32)
+        loops.update(np.empty((0, 5), np.int64), *self._vectors_of(vector, narrow or vector, vector, narrow, numbers))
 
     def _try(
         self, gradient: Vector, backup: Any, staleness: int, worker: RuleState, rate: float, anchor: Any
-    ) -> StepResult | None:
+    ) -> EngineReply | None:
         """Apply a large gradient at once; undo it if it leaves values that are not finite."""
-        self.settle()
+        self.wait_for_steps()
         kept = {name: np.array(value)[()] for name, value in self._shard.items()}
         weights = self._weights.copy()
         result = self.step(gradient, backup, staleness, worker, length=0.0, rate=rate, anchor=anchor)
@@ -255,7 +252,7 @@ class LoopEngine:
         with np.errstate(all="ignore"):
             result.finish()
         if all(bool(np.isfinite(value).all()) for value in (self._weights, *self._shard.values())):
-            return StepResult(result.reply, worker)
+            return replace(result, finish=None)
         self._weights, self._shard = weights, kept
         self._updates -= 1
         return None
@@ -284,6 +281,133 @@ class LoopEngine:
         if len(slots) == len(self._slots):
             state = self.rule.enter(np, slots, np.float32(self._updates), state)
         self._shard = {name: np.array(value, np.float32)[()] for name, value in state.items()}
+
+
+class PendingUpdate:
+    """Place of one push in the order of updates, each of which works on one stripe after the other.
+
+    Args:
+        before: The update before, or None.
+        stripes: Number of stripes.
+    """
+
+    def __init__(self, before: PendingUpdate | None, stripes: int) -> None:
+        self._before, self._stripes = before, stripes
+        self._done = 0
+        self._advanced = threading.Condition()
+
+    def wait(self, stripe: int) -> None:
+        """Wait until the push before has updated this stripe.
+
+        Raises:
+            NfdtError: it takes too long.
+        """
+        if self._before is not None:
+            self._before.reach(stripe + 1)
+
+    def reach(self, count: int) -> None:
+        """Wait until this push has updated ``count`` stripes, or all."""
+        count = min(count, self._stripes)
+        if self._done >= count:  # without the lock: the number only grows
+            return
+        with self._advanced:
+            if not self._advanced.wait_for(lambda: self._done >= count, UPDATE_S):
+                raise NfdtError(
+                    f"Update: expected the push before to finish its part within {UPDATE_S:g} s. Received: "
+                    f"{self._done} of {self._stripes} parts. The shard is overloaded; look at its machine."
+                )
+
+    def complete(self) -> None:
+        """Wait until this push has updated all stripes."""
+        self.reach(self._stripes)
+
+    def advance(self, count: int) -> None:
+        """Declare ``count`` stripes updated."""
+        with self._advanced:
+            self._done = count
+            self._advanced.notify_all()
+
+    def end(self) -> None:
+        """Declare all stripes updated, and release the push before."""
+        self.advance(self._stripes)
+        self._before = None  # else every update would keep all earlier ones alive
+
+
+class _NumberOps:
+    """Functions for rules, on Python's numbers: an operation on them takes a tenth of the time of NumPy's."""
+
+    sqrt: Any = math.sqrt
+    power: Any = pow
+    maximum: Any = max
+
+    @staticmethod
+    def where(condition: bool, x: float, y: float) -> float:
+        return x if condition else y
+
+    @staticmethod
+    def zeros_like(x: float) -> float:
+        return 0.0
+
+
+_OPS: Any = _NumberOps()
+
+
+class PushNumbers:
+    """The numbers of every push of one shard, computed with the functions of the update rules.
+
+    Args:
+        rule: The update rule.
+        decay: Weight decay of the optimizer; 0: none.
+    """
+
+    def __init__(self, rule: DelayedSGD | DelayedAdam, decay: float) -> None:
+        self._decay = decay
+        self._adam = rule if isinstance(rule, DelayedAdam) else None
+        self._fixed = np.zeros(loops.NUMBERS, np.float32)
+        judged = rule.reliability
+        self._fixed[[loops.LAMBDA, loops.CLIP, loops.GAP]] = judged.dc_lambda, judged.dc_clip, judged.gap
+        if isinstance(rule, DelayedSGD):
+            self._momentum, self._later_share = rule.momentum, rule.later_share
+            self._fixed[[loops.AT_ONCE, loops.LATER]] = rule.at_once, rule.delivered_later
+        else:
+            self._momentum = self._later_share = rule.beta_1
+            self._fixed[[loops.AT_ONCE, loops.LATER]] = 1.0 - rule.beta_1, rule.beta_1
+            self._fixed[[loops.BETA_2, loops.SECOND_SHARE]] = rule.beta_2, 1.0 - rule.beta_2
+            self._fixed[loops.EPSILON] = rule.epsilon
+
+    def of(
+        self, shard: RuleState, rate: float, factor: float, staleness: int, updates: int
+    ) -> tuple[npt.NDArray[np.float32], RuleState]:
+        """Return the numbers of a push, shape ``(NUMBERS,)``, and the numbers in the rule's state after it.
+
+        Args:
+            shard: State of the rule before the push.
+            rate: Learning rate of the optimizer.
+            factor: Factor of the learning rate for this push.
+            staleness: Number of updates that the gradient missed.
+            updates: Number of updates before this one.
+        """
+        tau, own_rate = float(staleness), rate * factor
+        after = count_push(_OPS, {name: float(shard[name]) for name in ("mean_delay", "seen")}, tau)
+        kept = kept_impulse(_OPS, self._momentum, after)
+        scale = 1.0
+        if self._adam is not None:
+            bias = float(shard["reserve_bias"])
+            # In single precision as in Keras: 1 - b2^n loses digits there, and small weights would differ.
+            after["scale"] = scale = float(
+                self._adam.scale(np, np.float32(kept), np.float32(bias), np.float32(updates))
+            )
+            after["reserve_bias"] = kept * bias + self._adam.beta_1
+        numbers = self._fixed.copy()
+        numbers[loops.RATE], numbers[loops.AHEAD] = own_rate / scale, 1.0 - kept**tau
+        if self._adam is not None:
+            numbers[loops.AHEAD] *= rate / scale
+        numbers[loops.KEPT], numbers[loops.RELEASED] = kept, 1.0 - kept
+        numbers[loops.SHARE] = factor_share(_OPS, after)
+        if self._decay:
+            numbers[loops.DECAY_RATE] = own_rate * self._decay
+            numbers[loops.DECAY_AHEAD] = self._later_share * rate * self._decay * updates_ahead(_OPS, kept, tau)
+        return numbers, {name: np.float32(value) for name, value in after.items()}
 
 
 def _stripes(parts: Sequence[tuple[int, int, int, int, int]]) -> list[npt.NDArray[np.int64]]:

@@ -15,8 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from nfdt.codecs import Codec
-from nfdt.codecs.fused import encode_difference
-from nfdt.shard.buffers import aligned_buffer
 from nfdt.transport.base import WeightDelta
 
 Vector = npt.NDArray[np.float32]
@@ -116,22 +114,3 @@ class ReplyHistory:
             self._last, self._deltas = sequence, self._deltas + 1
         elif reply.weights is not None:
             self._last, self._deltas = sequence, 0
-
-
-def encode_delta(base: Vector, weights: Vector, request: DeltaRequest) -> tuple[WeightDelta, Vector] | None:
-    """Encode the difference of two vectors, and compute the sum of the first one and the decoded difference.
-
-    Args:
-        base: Weights that the worker holds, shape ``(n,)`` float32.
-        weights: Weights that it should hold, same shape.
-        request: Codec of the delta, and the number of the reply that ``base`` comes from.
-
-    Returns:
-        The delta and the weights that the worker will hold; None if the difference is not finite and all weights must
-        be sent.
-    """
-    codec, size = request.codec, base.size
-    payload, reached = np.empty(codec.encoded_bytes(size), np.uint8), aligned_buffer(size)
-    if not encode_difference(codec, base, weights, payload, reached):
-        return None
-    return WeightDelta(codec, payload, request.base), reached

@@ -17,7 +17,7 @@ from nfdt.core.sharding import GLOBAL, ShardPlan
 from nfdt.model.keras_internals.training import set_path, set_weight_decay_use
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.optimizer import set_attributes
-from nfdt.shard.optimizer_state import OptimizerPart, joined
+from nfdt.shard.optimizer_state import OptimizerPart, joined, traits_of_class
 from nfdt.update_rules.base import OptimizerTraits
 
 Array = npt.NDArray[Any]
@@ -67,20 +67,10 @@ class BuiltOptimizer:
 
 
 def traits_of(optimizer: Any) -> OptimizerTraits:
-    """Return the traits for update rules; every optimizer whose step is not known exactly is "other"."""
-    kind = type(optimizer)
-    traits = OptimizerTraits(
-        normalizes=not isinstance(optimizer, keras.optimizers.SGD), decays=bool(optimizer.weight_decay)
-    )
-    if optimizer.gradient_accumulation_steps:
-        return traits
-    if kind is keras.optimizers.SGD:
-        momentum, nesterov = float(optimizer.momentum), bool(optimizer.nesterov)
-        return replace(traits, kind="sgd", momentum=momentum, nesterov=nesterov)
-    if kind in (keras.optimizers.Adam, keras.optimizers.AdamW) and not optimizer.amsgrad:
-        beta_1, beta_2 = float(optimizer.beta_1), float(optimizer.beta_2)
-        return replace(traits, kind="adam", beta_1=beta_1, beta_2=beta_2, epsilon=float(optimizer.epsilon))
-    return traits
+    """Return the traits for update rules; a subclass of an optimizer may make other steps, so it is "other"."""
+    exact = type(optimizer) in (keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.AdamW)
+    traits = traits_of_class(type(optimizer).__name__ if exact else "", vars(optimizer))
+    return replace(traits, normalizes=not isinstance(optimizer, keras.optimizers.SGD))
 
 
 def _variables(plan: ShardPlan, weights: Array, custom_objects: Mapping[str, Any]) -> list[Any]:
@@ -98,10 +88,7 @@ def _variables(plan: ShardPlan, weights: Array, custom_objects: Mapping[str, Any
 
 
 def build_optimizer(
-    manifest: Manifest,
-    plan: ShardPlan,
-    weights: Array,
-    custom_objects: Mapping[str, Any] | None = None,
+    manifest: Manifest, plan: ShardPlan, weights: Array, custom_objects: Mapping[str, Any] | None = None
 ) -> BuiltOptimizer:
     """Build the program's optimizer on this shard's variables.
 
@@ -124,7 +111,7 @@ def build_optimizer(
             set_attributes(optimizer, manifest.optimizer_attributes)
     except (TypeError, ValueError) as error:
         raise UsageError(f"Optimizer {config.get('class_name')!r}: Keras cannot build it: {error}") from error
-    optimizer.loss_scale_factor = None
+    optimizer.loss_scale_factor = None  # workers send gradients without it
     variables = _variables(plan, np.asarray(weights, np.float32), custom)
     optimizer.build(variables)
     if not plan.flat and optimizer.weight_decay:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -82,14 +83,25 @@ def plain_traits(manifest: Manifest) -> OptimizerTraits | None:
         return None
     if any(options.get(name) for name in _BY_KERAS):
         return None
-    decays = bool(options.get("weight_decay"))
-    if entry["class_name"] == "SGD":
+    traits = traits_of_class(entry["class_name"], options)
+    return None if traits.kind == "other" else traits
+
+
+def traits_of_class(name: str, options: Mapping[str, Any]) -> OptimizerTraits:
+    """Return the traits of an optimizer of Keras, given its class and its options.
+
+    An optimizer whose step is not known exactly is "other".
+    """
+    traits = OptimizerTraits(normalizes=name != "SGD", decays=bool(options.get("weight_decay")))
+    if options.get("gradient_accumulation_steps"):
+        return traits
+    if name == "SGD":
         momentum, nesterov = float(options.get("momentum", 0.0)), bool(options.get("nesterov"))
-        return OptimizerTraits(kind="sgd", normalizes=False, momentum=momentum, nesterov=nesterov, decays=decays)
-    if entry["class_name"] in ("Adam", "AdamW") and not options.get("amsgrad"):
+        return replace(traits, kind="sgd", momentum=momentum, nesterov=nesterov)
+    if name in ("Adam", "AdamW") and not options.get("amsgrad"):
         beta_1, beta_2, epsilon = (float(options[name]) for name in ("beta_1", "beta_2", "epsilon"))
-        return OptimizerTraits(kind="adam", decays=decays, beta_1=beta_1, beta_2=beta_2, epsilon=epsilon)
-    return None
+        return replace(traits, kind="adam", beta_1=beta_1, beta_2=beta_2, epsilon=epsilon)
+    return traits
 
 
 def _held(whole: Array, slot: OptimizerSlot) -> Array:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 
-from nfdt.codecs import Codec, make_encoders
+from nfdt.codecs import make_encoders
 from nfdt.core.arrays.layout import Array
 from nfdt.core.arrays.safetensors_io import dump_parts
 from nfdt.core.errors import ProtocolError, UsageError
@@ -51,13 +51,7 @@ class ShardServicer:
     """
 
     def __init__(
-        self,
-        store: Store,
-        plan: ShardPlan,
-        listener: ShardListener,
-        key: str,
-        *,
-        weights_only: bool = False,
+        self, store: Store, plan: ShardPlan, listener: ShardListener, key: str, *, weights_only: bool = False
     ) -> None:
         self._store, self._plan, self._listener = store, plan, listener
         self._key, self._weights_only = key, weights_only
@@ -216,7 +210,12 @@ def start_shard(
         max_message_bytes=DATA_BYTES,
         **security,
     )
-    serve = serve_streams(store, make_encoders(algorithm.top_k), Terms.of(algorithm, workers, token if leased else ""))
+    buffers, encoders = BufferPool(store.size), make_encoders(algorithm.top_k)
+    terms = Terms.of(algorithm, workers, token if leased else "")
+
+    def serve(stream: FrameStream, worker: str) -> None:
+        WorkerExchange(store, buffers, encoders, terms, worker).serve(stream)
+
     cert, key, client_ca = (security.get(name) for name in ("cert", "key", "client_ca"))
     listener = ShardListener(serve, host, 2 * workers + SPARE_CALLS, server_tls(cert, key, client_ca) if cert else None)
     running = RunningShard(address, store, server, listener)
@@ -229,9 +228,3 @@ def start_shard(
 def _admits(key: str, method: str, token: str) -> bool:
     """Return whether a token admits to a method: a worker's to its stream, the job's key to all others."""
     return worker_of(key, token) is not None if method == OPEN else same_token(key, token)
-
-
-def serve_streams(store: Store, encoders: Mapping[str, Codec], terms: Terms) -> Callable[[FrameStream, str], None]:
-    """Return the function that serves the stream of a worker, given its name."""
-    buffers = BufferPool(store.size)
-    return lambda stream, worker: WorkerExchange(store, buffers, encoders, terms, worker).serve(stream)

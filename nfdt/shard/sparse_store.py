@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from nfdt.codecs.sparse import ROWS
 from nfdt.core.arrays.table_rows import Rows, RowVector, TableLayout
-from nfdt.core.errors import ProtocolError, ShapeMismatch
+from nfdt.core.errors import ShapeMismatch
 from nfdt.core.sharding.records import RecordTree
 from nfdt.shard.engine import Engine
 from nfdt.shard.messages import DeltaRequest, Gradient, Reply, Vector
@@ -61,7 +61,7 @@ class SparseStore:
 
     @property
     def closed_round(self) -> int:
-        """See :class:`ShardStore`."""
+        """Newest synchronous round that is closed; 0 before the first."""
         return self._dense.closed_round
 
     def pull(
@@ -75,12 +75,8 @@ class SparseStore:
     ) -> Reply:
         """Return the current weights, or the changes in them; see :meth:`ShardStore.pull`."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self.version >= min_version, timeout_s):
-                raise ProtocolError(
-                    f"Pull by {worker}: expected version {min_version} within {timeout_s:g} s. "
-                    f"Received: version {self.version}; a push is missing."
-                )
-            return self._answer(worker, sequence, self._dense.pull(worker, sequence=sequence), delta)
+            reply = self._dense.pull(worker, sequence=sequence, min_version=min_version, timeout_s=timeout_s)
+            return self._answer(worker, sequence, reply, delta)
 
     def push(
         self, worker: str, gradient: Gradient, *, want_weights: bool = True, delta: DeltaRequest | None = None
@@ -99,11 +95,12 @@ class SparseStore:
             moved = self._moved(worker, gradient, vector.rows, rate, updates) if alone and vector.finite else []
             finite = vector.finite and all(table.finite for table in moved)
             dense = replace(gradient, values=self._at_least_one(vector.dense))
+            # The dense store counts the push even if its rows are dropped, so that both have the same versions.
             reply = self._dense.push(worker, dense, want_weights=want_weights, drop=not finite)
             if alone and reply.applied:
                 self._keep(worker, moved)
             elif not alone and reply.applied:
-                self._round.take(gradient, vector)
+                self._round.add(gradient, vector)
             if not alone and self.version > before:
                 self._close_round(rate, updates)
             reply = self._answer(worker, gradient.sequence, reply, delta) if want_weights else reply
@@ -215,7 +212,7 @@ class SparseStore:
         """Complete the reply of the dense store with the tables: all of them, or the rows that changed."""
         assert reply.weights is not None
         rows = self._changed_rows(worker, sequence, request)
-        self._note_version(worker, sequence)
+        self._keep_version(worker, sequence)
         if request is None or rows is None:
             return replace(reply, weights=self._joined(reply.weights))
         payload = self._layout.encode(RowVector(self._own(reply.weights), rows))
@@ -231,7 +228,7 @@ class SparseStore:
         known = tuple(changed for changed in rows if changed is not None)
         return known if len(known) == len(rows) else None
 
-    def _note_version(self, worker: str, sequence: int) -> None:
+    def _keep_version(self, worker: str, sequence: int) -> None:
         """Keep the version of a reply, and free the log entries that no worker needs any more."""
         versions = self._backup_versions.setdefault(worker, {})
         if not sequence:
@@ -265,7 +262,7 @@ class RowRound:
         self._parts: dict[int, tuple[tuple[Rows, ...], float]] = {}
         self._added = False
 
-    def take(self, gradient: Gradient, vector: RowVector) -> None:
+    def add(self, gradient: Gradient, vector: RowVector) -> None:
         """Keep a copy of a part; the first one of a new round replaces the old round."""
         if gradient.round != self._number:
             self._number, self._parts = gradient.round, {}

@@ -13,8 +13,10 @@ from __future__ import annotations
 import math
 import threading
 import time
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,13 +26,73 @@ from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.sharding.records import RecordTree
 from nfdt.core.work.spans import APPLY, LOCK_WAIT, SpanRing, track_of
 from nfdt.shard.backups import Backup, BackupStore
-from nfdt.shard.buffers import length_of
-from nfdt.shard.engine import Engine, ReplyWeights
-from nfdt.shard.messages import DeltaRequest, Gradient, Reply, Vector, encode_delta
-from nfdt.shard.modes import ArrivedPush, AsynchronousMode, ModeFactory, PushOutcome, VersionedWeights
-from nfdt.shard.statistics import ShardStatistics
+from nfdt.shard.buffers import aligned_buffer, length_of
+from nfdt.shard.engine import Engine, EngineReply
+from nfdt.shard.messages import DeltaRequest, Gradient, Reply, Vector
+from nfdt.shard.modes import AsynchronousMode, ModeFactory
+from nfdt.transport.base import WeightDelta
 
 PULL_TIMEOUT_S = 60.0
+EXACT_STALENESS = 64
+LATENCY_BOUNDS_S = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+def staleness_bin(staleness: int) -> int:
+    """Return the histogram bin: exact below ``EXACT_STALENESS``, then the next lower power of two."""
+    return staleness if staleness < EXACT_STALENESS else 1 << (staleness.bit_length() - 1)
+
+
+@dataclass
+class PushCounts:
+    """Counts of one worker's pushes."""
+
+    pushes: int = 0
+    duplicates: int = 0
+    dropped: int = 0
+    staleness: dict[int, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values; bins as text, ascending."""
+        return {**vars(self), "staleness": {str(key): count for key, count in sorted(self.staleness.items())}}
+
+
+@dataclass
+class ShardStatistics:
+    """Counts per worker; their size does not depend on the number of pushes. A worker that left keeps its counts."""
+
+    workers: dict[str, PushCounts] = field(default_factory=lambda: defaultdict(PushCounts))
+    busy_s: float = 0.0
+    wait_s: float = 0.0
+    latencies: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_S) + 1))
+
+    def took(self, wait_s: float, busy_s: float) -> None:
+        """Add the time that a push waited for other pushes, and the time that it kept the shard busy."""
+        self.wait_s += wait_s
+        self.busy_s += busy_s
+        self.latencies[bisect_left(LATENCY_BOUNDS_S, wait_s + busy_s)] += 1
+
+    def count(self, worker: str, staleness: int, applied: bool) -> None:
+        """Count a push; an unapplied push was not finite."""
+        found = self.workers[worker]
+        found.pushes += 1
+        found.dropped += not applied
+        bin_ = staleness_bin(staleness)
+        found.staleness[bin_] = found.staleness.get(bin_, 0) + 1
+
+    def count_duplicate(self, worker: str) -> None:
+        """Count a repeated push."""
+        self.workers[worker].duplicates += 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Return totals, and under ``workers`` the same counts per worker."""
+        counts = {name: found.to_json() for name, found in self.workers.items()}
+        totals = {key: sum(c[key] for c in counts.values()) for key in ("pushes", "duplicates", "dropped")}
+        times = {"busy_s": self.busy_s, "wait_s": self.wait_s, "latency_s": self._latency()}
+        return {**totals, **times, "workers": counts}
+
+    def _latency(self) -> dict[str, Any]:
+        """Return the histogram of the pushes' times: ``counts`` has one bin more, above the last bound."""
+        return {"bounds_s": LATENCY_BOUNDS_S, "counts": self.latencies, "sum_s": self.busy_s + self.wait_s}
 
 
 @dataclass(frozen=True)
@@ -71,15 +133,14 @@ class ShardStore:
         self.overlap = overlap
         self._engine = engine
         self._changed = threading.Condition()
-        self._weights = VersionedWeights(engine, lambda: self._changed.notify_all())
         self._backups = BackupStore(engine, backup_format, overlap + 1)
-        self._mode = mode(self._weights, self._backups)
+        self._mode = mode(engine, self._backups, lambda: self._changed.notify_all())
         self._statistics = ShardStatistics()
         self._spans = spans or SpanRing()
 
     @property
     def lock(self) -> threading.Condition:
-        """Lock of the store, reentrant; it is notified of every new version."""
+        """Lock of the store, reentrant; each new version notifies those that wait for it."""
         return self._changed
 
     @property
@@ -90,7 +151,7 @@ class ShardStore:
     @property
     def version(self) -> int:
         """Number of updates applied."""
-        return self._weights.version
+        return self._mode.version
 
     @property
     def closed_round(self) -> int:
@@ -121,7 +182,7 @@ class ShardStore:
                     f"Received: version {self.version}; a push is missing."
                 )
             base = self._backups.base_of(worker, sequence, delta)
-            reply = self._repeat(worker, sequence) or self._send(worker, sequence, self._current())
+            reply = self._repeat_or_send(worker, sequence)
             backup = self._backups.get(worker, sequence)
         return self._with_delta(worker, sequence, reply, delta, base, backup)
 
@@ -145,16 +206,16 @@ class ShardStore:
         """
         self._check(worker, gradient)
         length = length_of(gradient.values)  # outside the lock, so that other workers do not wait
-        arrived = ArrivedPush(worker, gradient, length, math.isfinite(length) and not drop)
+        usable = math.isfinite(length) and not drop
         asked_at = time.perf_counter()
         with self._changed:
             began_at = time.perf_counter()
             self._backups.check(worker)
             base = self._backups.base_of(worker, gradient.sequence, delta) if delta else None
-            reply, finish = self._push(arrived, want_weights)
+            reply, finish = self._push(worker, gradient, length, usable, want_weights)
             backup = self._backups.get(worker, gradient.sequence) if base else None
         if finish is not None:
-            finish()
+            finish()  # without the lock: other pushes work on other stripes at the same time
         with self._changed:
             ended_at, version = time.perf_counter(), self.version
             self._statistics.took(began_at - asked_at, ended_at - began_at)
@@ -198,6 +259,7 @@ class ShardStore:
                 "version": self.version,
                 **self._engine.records(optimizer),
                 "mode": self._mode.records(),
+                # Parts of a round have no sequence numbers; an interrupted round is pushed again as a whole.
                 **({} if self._mode.in_rounds else self._backups.records()),
             }
             return StoreSnapshot(weights, optimizer, records)
@@ -212,7 +274,7 @@ class ShardStore:
         """
         with self._changed:
             self._engine.restore(records)
-            self._weights.version = int(records["version"])
+            self._mode.version = int(records["version"])
             self._mode.restore(records.get("mode", {}))
             self._backups.restore(records)
 
@@ -227,8 +289,8 @@ class ShardStore:
         with self._changed:
             self._mode.discard()
             self._engine.write(weights, optimizer)
-            self._backups.resync()
-            self._weights.advance()
+            self._backups.resync()  # deltas to the weights of before would be coarse
+            self._mode.advance()
             return self.version
 
     def _check(self, worker: str, gradient: Gradient) -> None:
@@ -260,65 +322,53 @@ class ShardStore:
         """
         if request is None or base is None or backup is None or reply.weights is None:
             return reply
-        made = encode_delta(self._engine.array(base.weights), reply.weights, request)
-        if made is None:
-            return reply
-        delta, reached = made
+        codec = request.codec
+        payload, reached = np.empty(codec.encoded_bytes(self.size), np.uint8), aligned_buffer(self.size)
+        if not codec.encode_difference(self._engine.array(base.weights), reply.weights, payload, reached):
+            return reply  # a difference that is not finite cannot be sent
         weights = self._engine.tensor(reached)
         with self._changed:
             exchanged = self._backups.exchange(worker, sequence, backup, weights)
+        delta = WeightDelta(codec, payload, request.base)
         return replace(reply, weights=None, delta=delta) if exchanged else reply
 
     # -- under the lock
 
-    def _push(self, arrived: ArrivedPush, want_weights: bool) -> tuple[Reply, Callable[[], None] | None]:
+    def _push(
+        self, worker: str, gradient: Gradient, length: float, usable: bool, want_weights: bool
+    ) -> tuple[Reply, Callable[[], None] | None]:
         """Return the reply, and what completes it without the lock."""
-        worker, sequence = arrived.worker, arrived.gradient.sequence
-        outcome = self._mode.apply(arrived)
+        outcome = self._mode.apply(worker, gradient, length, usable)
         if outcome is None:
-            return self._duplicate(worker, sequence, want_weights), None
+            self._engine.wait_for_steps()  # the first reply may be repeated, and its step may still be working on it
+            self._statistics.count_duplicate(worker)
+            if not want_weights:
+                return Reply(self.version, applied=False), None
+            return self._repeat_or_send(worker, gradient.sequence, applied=False), None
         try:
-            return self._answered(arrived, outcome, want_weights), outcome.finish
+            self._statistics.count(worker, outcome.staleness, outcome.applied)
+            if not want_weights:
+                return Reply(self.version, None, outcome.staleness, outcome.applied), outcome.finish
+            reply = self._send(worker, gradient.sequence, outcome.reply(), outcome.staleness, outcome.applied)
+            return reply, outcome.finish
         except BaseException:
             if outcome.finish is not None:
                 outcome.finish()  # later pushes wait for it
             raise
 
-    def _answered(self, arrived: ArrivedPush, outcome: PushOutcome, want_weights: bool) -> Reply:
-        worker, staleness, applied = arrived.worker, outcome.staleness, outcome.applied
-        self._statistics.count(worker, staleness, applied)
-        if not want_weights:
-            return Reply(self.version, None, staleness, applied)
-        sequence = arrived.gradient.sequence
-        return self._send(worker, sequence, outcome.reply(), staleness=staleness, applied=applied)
+    def _repeat_or_send(self, worker: str, sequence: int, *, applied: bool = True) -> Reply:
+        """Repeat the first reply to a request if its backup is still kept, as the worker may hold these weights.
 
-    def _duplicate(self, worker: str, sequence: int, want_weights: bool) -> Reply:
-        """Repeat the first reply if its backup is still kept, as the worker may hold these weights."""
-        self._engine.settle()
-        self._statistics.count_duplicate(worker)
-        if not want_weights:
-            return Reply(self.version, None, 0, False)
-        again, backup = self._repeat(worker, sequence, applied=False), self._backups.get(worker, sequence)
-        staleness = backup.staleness if backup else 0
-        return again or self._send(worker, sequence, self._current(), staleness=staleness, applied=False)
-
-    def _repeat(self, worker: str, sequence: int, *, applied: bool = True) -> Reply | None:
-        """Return the reply that this request got before, if it is still known; current weights if no backup is kept."""
+        Otherwise send the current weights.
+        """
         backup = self._backups.get(worker, sequence)
-        if backup is None:
-            return None
-        if backup.weights is None:
-            return self._send(worker, sequence, self._current(), staleness=backup.staleness, applied=applied)
+        if backup is None or backup.weights is None:
+            staleness = backup.staleness if backup else 0
+            return self._send(worker, sequence, EngineReply(self._mode.snapshot()), staleness, applied)
         self._backups.confirm(worker, sequence, backup)
         return Reply(backup.version, self._engine.array(backup.weights), backup.staleness, applied)
 
-    def _current(self) -> ReplyWeights:
-        return ReplyWeights(self._weights.snapshot())
-
-    def _send(
-        self, worker: str, sequence: int, reply: ReplyWeights, *, staleness: int = 0, applied: bool = True
-    ) -> Reply:
+    def _send(self, worker: str, sequence: int, reply: EngineReply, staleness: int, applied: bool) -> Reply:
         """Keep the backup of a reply and return it."""
-        version = self._weights.version
-        self._backups.add(worker, sequence, reply, version, staleness)
-        return Reply(version, self._engine.array(reply.weights), staleness, applied)
+        self._backups.add(worker, sequence, reply, self.version, staleness)
+        return Reply(self.version, self._engine.array(reply.weights), staleness, applied)

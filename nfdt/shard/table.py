@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -84,22 +85,12 @@ class RowLog:
         return values
 
 
-class _RowOps:
-    """NumPy functions for rules; zeros are not written, so that untouched rows use no memory."""
+def _zeros_like(x: Any) -> Any:
+    return np.zeros(np.shape(x), np.float32)
 
-    sqrt: Any = np.sqrt
-    abs: Any = np.abs
-    minimum: Any = np.minimum
-    maximum: Any = np.maximum
-    power: Any = np.power
-    where: Any = staticmethod(np.where)
-    sum: Any = staticmethod(np.sum)
-    reshape: Any = staticmethod(np.reshape)
-    concatenate: Any = staticmethod(np.concatenate)
 
-    @staticmethod
-    def zeros_like(x: Any) -> Any:
-        return np.zeros(np.shape(x), np.float32)
+# NumPy's functions, but zeros are not written, so that untouched rows use no memory.
+_ROW_OPS: Any = SimpleNamespace(**{**vars(np), "zeros_like": _zeros_like})
 
 
 @dataclass(frozen=True)
@@ -149,8 +140,7 @@ class ShardTable:
         self.weights = weights
         self.log = RowLog(len(weights))
         self._rule = rule
-        self._ops = _RowOps()
-        self._state: RuleState = rule.init_shard(self._ops, weights)
+        self._state: RuleState = rule.init_shard(_ROW_OPS, weights)
         self._workers: dict[str, RuleState] = {}
 
     def moved(self, worker: str, gradient: Rows, context: PushContext) -> MovedRows:
@@ -158,18 +148,18 @@ class ShardTable:
         index = gradient.index.copy()  # the log keeps it
         before = self.weights[index]
         if worker not in self._workers:
-            self._workers[worker] = self._rule.init_worker(self._ops, self.weights)
+            self._workers[worker] = self._rule.init_worker(_ROW_OPS, self.weights)
         own, state = _rows(self._workers[worker], index), _rows(self._state, index)
         late = context.staleness and self._rule.uses_backup
         backup = self.log.undone(context.computed_on, index, before) if late else before
         push = Push(gradient.values, before, backup, np.float32(context.staleness), np.float32(context.updates))
         with np.errstate(over="ignore", invalid="ignore"):
-            made = self._rule.correct(self._ops, push, state, own)
+            made = self._rule.correct(_ROW_OPS, push, state, own)
             rate = np.float32(context.rate) * made.learning_rate_scale
-            moved = self._rule.advance(self._ops, made.gradient, before, rate, push.updates, made.shard)
+            moved = self._rule.advance(_ROW_OPS, made.gradient, before, rate, push.updates, made.shard)
             state = moved.shard
             if not self._rule.owns_optimizer:
-                state = self._rule.observe(self._ops, before, moved.weights, state)
+                state = self._rule.observe(_ROW_OPS, before, moved.weights, state)
         return MovedRows(index, before, moved.weights, state, made.worker)
 
     def keep_moved(self, worker: str, moved: MovedRows, version: int) -> None:
@@ -205,7 +195,7 @@ class ShardTable:
             ShapeMismatch: the records belong to another program or rule.
         """
         self._state = _restored(records.get("rule", {}), self._state)
-        initial = self._rule.init_worker(self._ops, self.weights)
+        initial = self._rule.init_worker(_ROW_OPS, self.weights)
         self._workers = {name: _restored(own, initial) for name, own in records.get("workers", {}).items()}
 
     def forget(self, worker: str) -> None:

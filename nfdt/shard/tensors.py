@@ -1,4 +1,7 @@
-"""Float32 vectors between NumPy and TensorFlow without copies, and functions compiled by XLA."""
+"""The functions of :class:`~nfdt.shard.step.EngineOps` on tensors of TensorFlow.
+
+Vectors pass between NumPy and TensorFlow without copies, and XLA compiles functions.
+"""
 
 from __future__ import annotations
 
@@ -20,27 +23,35 @@ _ALIGNMENT = 64
 _COMPILE_ERRORS = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.InternalError)
 
 
+sqrt, abs, minimum, maximum, where = tf.sqrt, tf.abs, tf.minimum, tf.maximum, tf.where
+zeros_like, zeros, sum, reshape = tf.zeros_like, tf.zeros, tf.reduce_sum, tf.reshape
+given, copy = tf.convert_to_tensor, tf.identity
+
+
 @functools.lru_cache(maxsize=1024)
 def scalar(value: float) -> Any:
     """Return a cached constant: most values recur, and creating a constant takes as long as a small step."""
     return tf.constant(np.float32(value))  # of a Python number TensorFlow keeps the tensor for ever
 
 
-def as_tensor(vector: npt.NDArray[np.float32]) -> Vector:
-    """Return ``vector`` as a tensor; it shares aligned and writable memory, and copies other vectors."""
-    fits = vector.ctypes.data % _ALIGNMENT == 0 and vector.flags.c_contiguous and vector.flags.writeable
-    if fits and vector.size:
-        return tf.experimental.dlpack.from_dlpack(vector.__dlpack__())
-    return tf.constant(vector)
+def vector(array: npt.NDArray[np.float32]) -> Vector:
+    """Return ``array`` as a tensor; it shares aligned and writable memory, and copies other vectors."""
+    fits = array.ctypes.data % _ALIGNMENT == 0 and array.flags.c_contiguous and array.flags.writeable
+    if fits and array.size:
+        return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+    return tf.constant(array)
 
 
-def as_array(vector: Vector) -> npt.NDArray[np.float32]:
+def array(vector: Vector) -> npt.NDArray[np.float32]:
     """Return a read-only view of a tensor's memory."""
     return np.frombuffer(memoryview(vector), np.float32) if vector.shape[0] else np.zeros(0, np.float32)
 
 
 def read(variable: Any) -> Vector:
-    """Return a Keras variable's value without a copy, and without TensorFlow's overhead for a small read."""
+    """Return a Keras variable's value without a copy, and without TensorFlow's overhead for a small read.
+
+    Later assignments do not change it: TensorFlow copies a referenced variable on write.
+    """
     return tf.raw_ops.ReadVariableOp(resource=variable.value.handle, dtype=tf.float32)
 
 
@@ -60,58 +71,35 @@ def decompress(vector: Any) -> Vector:
     return vector.anchor + tf.cast(vector.difference, tf.float32) if isinstance(vector, AnchoredBf16) else vector
 
 
-class TensorOps:
-    """Implementation of :class:`~nfdt.shard.engine_ops.EngineOps` on tensors, see there."""
+def concatenate(arrays: Sequence[Any]) -> Any:
+    """Concatenate arrays along the first axis."""
+    return tf.concat(arrays, 0)
 
-    sqrt = staticmethod(tf.sqrt)
-    abs = staticmethod(tf.abs)
-    minimum = staticmethod(tf.minimum)
-    maximum = staticmethod(tf.maximum)
-    where = staticmethod(tf.where)
-    zeros_like = staticmethod(tf.zeros_like)
-    sum = staticmethod(tf.reduce_sum)
-    reshape = staticmethod(tf.reshape)
 
-    given = staticmethod(tf.convert_to_tensor)
-    zeros = staticmethod(tf.zeros)
-    copy = staticmethod(tf.identity)
-    scalar = staticmethod(scalar)
-    vector = staticmethod(as_tensor)
-    array = staticmethod(as_array)
-    read = staticmethod(read)  # TensorFlow copies a referenced variable on write
-    compress = staticmethod(compress)
-    decompress = staticmethod(decompress)
+def number(value: Any) -> Any:
+    """Convert to a 0-d float32."""
+    return tf.cast(tf.convert_to_tensor(value), tf.float32)
 
-    @staticmethod
-    def concatenate(arrays: Sequence[Any]) -> Any:
-        """Concatenate arrays along the first axis."""
-        return tf.concat(arrays, 0)
 
-    @staticmethod
-    def number(value: Any) -> Any:
-        """See ``EngineOps``."""
-        return tf.cast(tf.convert_to_tensor(value), tf.float32)
+def no_difference(size: int) -> Any:
+    """Return a bfloat16 difference of zeros."""
+    return tf.zeros(size, tf.bfloat16)
 
-    @staticmethod
-    def no_difference(size: int) -> Any:
-        """See ``EngineOps``."""
-        return tf.zeros(size, tf.bfloat16)
 
-    @staticmethod
-    def are_finite(values: Sequence[Any]) -> bool:
-        """See ``EngineOps``."""
-        tensors = [tf.convert_to_tensor(value) for value in values]
-        return all(bool(tf.reduce_all(tf.math.is_finite(t))) for t in tensors if t.dtype.is_floating)
+def are_finite(values: Sequence[Any]) -> bool:
+    """Whether all elements of all floating-point arrays are finite."""
+    tensors = [tf.convert_to_tensor(value) for value in values]
+    return all(bool(tf.reduce_all(tf.math.is_finite(t))) for t in tensors if t.dtype.is_floating)
 
-    @staticmethod
-    def compiled(function: Callable[..., Any], variables: Sequence[Any]) -> Callable[..., Any]:
-        """See ``EngineOps``."""
-        return Compiled(function)
 
-    @staticmethod
-    def power(x: Any, y: Any) -> Any:
-        """Return ``x ** y``, where either may be a Python number."""
-        return tf.pow(tf.convert_to_tensor(x, tf.float32), tf.convert_to_tensor(y, tf.float32))
+def compiled(function: Callable[..., Any], variables: Sequence[Any]) -> Callable[..., Any]:
+    """Return the function compiled by XLA; variables of TensorFlow need no list."""
+    return Compiled(function)
+
+
+def power(x: Any, y: Any) -> Any:
+    """Return ``x ** y``, where either may be a Python number."""
+    return tf.pow(tf.convert_to_tensor(x, tf.float32), tf.convert_to_tensor(y, tf.float32))
 
 
 class Compiled:

@@ -305,15 +305,7 @@ def _sgd_columns(
 
 @reordered
 def _sgd_blocks(
-    rows: Any,
-    gradient: Any,
-    weights: Any,
-    reserve: Any,
-    reply: Any,
-    steps: Any,
-    factor: Any,
-    decay: Any,
-    numbers: Any,
+    rows: Any, gradient: Any, weights: Any, reserve: Any, reply: Any, steps: Any, factor: Any, decay: Any, numbers: Any
 ) -> None:
     shares, at_once, later = _sgd_shares(numbers), numbers[RATE] * numbers[AT_ONCE], numbers[RATE] * numbers[LATER]
     decay_rate, decay_ahead = numbers[DECAY_RATE], numbers[DECAY_AHEAD]

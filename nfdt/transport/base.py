@@ -65,6 +65,12 @@ class Pushed:
     applied: bool
     sequence: int = 0
 
+    @classmethod
+    def of(cls, weights: Vector | None, answers: Sequence[Any], sequence: int) -> Pushed:
+        """Return the union of the shards' answers, each with its version, staleness and whether it was applied."""
+        versions, applied = tuple(answer.version for answer in answers), all(answer.applied for answer in answers)
+        return cls(weights, versions, max(answer.staleness for answer in answers), applied, sequence)
+
 
 class PushOptions(TypedDict, total=False):
     """Options of a push.
@@ -105,11 +111,9 @@ class PendingPush(Protocol):
     @property
     def arrived(self) -> bool:
         """Whether every shard has answered, so that :meth:`result` does not wait."""
-        ...
 
     def result(self) -> Pushed:
         """Wait for this reply and those to earlier pushes, and return this one; every call returns the same."""
-        ...
 
 
 class ParameterClient(Protocol):
@@ -121,12 +125,10 @@ class ParameterClient(Protocol):
     @property
     def bytes_sent(self) -> int:
         """Number of bytes sent to all shards."""
-        ...
 
     @property
     def bytes_received(self) -> int:
         """Number of bytes received from all shards."""
-        ...
 
     @property
     def codecs(self) -> Mapping[str, Any]:
@@ -135,7 +137,6 @@ class ParameterClient(Protocol):
         ``push`` and ``reply``: ``{codec: {"messages", "bytes"}}``; ``residual``: error not sent yet, relative to the
         last push; ``decisions``: decisions of an adaptive job, the oldest first.
         """
-        ...
 
     def pull(self, min_version: int = 0, *, exact: bool = True) -> Pulled:
         """Return the current weights, at ``min_version`` or later on every shard.
@@ -147,7 +148,6 @@ class ParameterClient(Protocol):
         Raises:
             UsageError: a push has not been answered yet.
         """
-        ...
 
     def begin_push(self, gradient: Vector, **options: Unpack[PushOptions]) -> PendingPush:
         """Send a gradient, to be applied at most once; :meth:`PendingPush.result` waits for the reply.
@@ -161,15 +161,12 @@ class ParameterClient(Protocol):
             ShapeMismatch: the gradient has another size or type.
             UsageError: more than ``overlap`` pushes have not been answered yet.
         """
-        ...
 
     def push(self, gradient: Vector, **options: Unpack[PushOptions]) -> Pushed:
         """Call :meth:`begin_push` and return its result; see :class:`Pushed`."""
-        ...
 
     def close(self) -> None:
         """Disconnect; can be called twice."""
-        ...
 
 
 class InFlightPush:
@@ -187,13 +184,13 @@ class InFlightPush:
 
     @property
     def arrived(self) -> bool:
-        """See ``PendingPush``."""
+        """Whether every shard has answered."""
         return self.outcome is not None or self._pushes.arrived(self)
 
     def result(self) -> Pushed:
-        """See ``PendingPush``."""
+        """Wait for this reply and those to earlier pushes, and return this one."""
         while self.outcome is None:
-            self._pushes.take()
+            self._pushes.wait_for_oldest()
         if isinstance(self.outcome, Exception):
             raise self.outcome
         return self.outcome
@@ -237,7 +234,7 @@ class InFlight:
         """Return whether the reply to this push, and those to earlier ones, have arrived."""
         return self._arrived(self._waiting.index(pending) + 1)
 
-    def take(self) -> None:
+    def wait_for_oldest(self) -> None:
         """Wait for the reply to the oldest push."""
         oldest = self._waiting.popleft()
         try:
@@ -263,11 +260,3 @@ def check_gradient(gradient: Vector, bounds: Sequence[slice]) -> None:
     size = bounds[-1].stop
     if gradient.shape != (size,) or gradient.dtype != np.float32:
         raise ShapeMismatch(f"Gradient: expected shape ({size},) float32. Received: {gradient.shape} {gradient.dtype}.")
-
-
-def joined(parts: Sequence[Vector | None]) -> Vector | None:
-    """Join the shards' weights to one vector; return None if they were not requested."""
-    present = [part for part in parts if part is not None]
-    if len(present) != len(parts):
-        return None
-    return present[0] if len(present) == 1 else np.concatenate(present)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from nfdt.codecs import IDENTITY, WIDTHS, Codec, make_codec
 from nfdt.codecs.adaptive import AdaptiveWidth, CodecLoss, Decision
-from nfdt.codecs.base import Vector, relative_error
-from nfdt.codecs.blocks import BUCKET
+from nfdt.codecs.base import BUCKET, Vector, relative_error
 from nfdt.core.specs.algorithm import AlgorithmSpec
 
 MEASURE_EVERY = 50  # pushes between two measurements of the loss of codecs
@@ -19,38 +18,8 @@ SAMPLE_BUCKETS = 128
 MAX_DECISIONS = 50
 
 
-class CodecChoice(Protocol):
-    """Choice of the codecs of the next exchange, based on the events of earlier ones."""
-
-    @property
-    def push(self) -> Codec:
-        """Codec of gradients."""
-        ...
-
-    @property
-    def reply(self) -> Codec:
-        """Codec of deltas of weights."""
-        ...
-
-    def pushes(self, gradient: Vector, residual: Vector, compute_s: float) -> None:
-        """Record the next push, the sum of these vectors; ``compute_s`` is 0 if it is unknown."""
-        ...
-
-    def received(self, before: Vector, after: Vector) -> None:
-        """Record the weights before and after a reply."""
-        ...
-
-    def exchanged(self, sent_bytes: int, received_bytes: int, seconds: float) -> None:
-        """Record the time of an exchange, without the time that shards took to serve it."""
-        ...
-
-    def decisions(self) -> list[dict[str, Any]]:
-        """Return decisions and their reasons, the oldest first, ready for JSON."""
-        ...
-
-
-class FixedCodecs:
-    """Codecs given by the options.
+class CodecChoice:
+    """Choice of the codecs of the next exchange; here those given by the options, whatever earlier ones took.
 
     Attributes:
         push: Codec of gradients.
@@ -61,20 +30,20 @@ class FixedCodecs:
         self.push, self.reply = push, reply
 
     def pushes(self, gradient: Vector, residual: Vector, compute_s: float) -> None:
-        """Do nothing."""
+        """Record the next push, the sum of these vectors; ``compute_s`` is 0 if it is unknown."""
 
     def received(self, before: Vector, after: Vector) -> None:
-        """Do nothing."""
+        """Record the weights before and after a reply."""
 
     def exchanged(self, sent_bytes: int, received_bytes: int, seconds: float) -> None:
-        """Do nothing."""
+        """Record the time of an exchange, without the time that shards took to serve it."""
 
     def decisions(self) -> list[dict[str, Any]]:
-        """Return an empty list."""
+        """Return decisions and their reasons, the oldest first, ready for JSON."""
         return []
 
 
-class AdaptiveCodecs:
+class AdaptiveCodecs(CodecChoice):
     """Codecs chosen by :class:`nfdt.codecs.adaptive.AdaptiveWidth`, based on measurements on samples of vectors.
 
     Args:
@@ -83,36 +52,27 @@ class AdaptiveCodecs:
     """
 
     def __init__(self, width: AdaptiveWidth, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._width = width
-        self._clock = clock
         self._codecs = {codec.name: codec for codec in WIDTHS}
+        super().__init__(self._codecs[width.push], self._codecs[width.reply])
+        self._width, self._clock = width, clock
         self._pushes = 0
         self._decisions: list[dict[str, Any]] = []
         self._replies_due = True
 
-    @property
-    def push(self) -> Codec:
-        """See ``CodecChoice``."""
-        return self._codecs[self._width.push]
-
-    @property
-    def reply(self) -> Codec:
-        """See ``CodecChoice``."""
-        return self._codecs[self._width.reply]
-
     def pushes(self, gradient: Vector, residual: Vector, compute_s: float) -> None:
-        """See ``CodecChoice``."""
+        """Measure the losses from time to time, and choose the codecs."""
         if compute_s:
             self._width.computed(compute_s)
         if self._pushes % MEASURE_EVERY == 0:
             self._width.lost_in_pushes(self._losses(_sample(gradient) + _sample(residual), gradient.size))
             self._replies_due = True
         self._pushes += 1
-        if decision := self._width.begin():
+        if decision := self._width.choose():
             self._decisions = [*self._decisions, _described(decision, self._pushes)][-MAX_DECISIONS:]
+        self.push, self.reply = self._codecs[self._width.push], self._codecs[self._width.reply]
 
     def received(self, before: Vector, after: Vector) -> None:
-        """See ``CodecChoice``."""
+        """Measure the losses of the difference, once after those of a push."""
         if not self._replies_due:
             return
         with np.errstate(over="ignore", invalid="ignore"):
@@ -122,11 +82,11 @@ class AdaptiveCodecs:
             self._replies_due = False
 
     def exchanged(self, sent_bytes: int, received_bytes: int, seconds: float) -> None:
-        """See ``CodecChoice``."""
+        """Add to the estimate of the link."""
         self._width.exchanged(sent_bytes, received_bytes, seconds)
 
     def decisions(self) -> list[dict[str, Any]]:
-        """See ``CodecChoice``."""
+        """Return the newest decisions, the oldest first."""
         return self._decisions
 
     def _losses(self, sample: Vector, size: int) -> Mapping[str, CodecLoss]:
@@ -164,7 +124,7 @@ def make_choice(
         return AdaptiveCodecs(width, clock)
     push = make_codec(spec.codec, top_k=spec.top_k)
     reply = make_codec(spec.codec_of_replies, top_k=spec.top_k)
-    return None if push is reply is IDENTITY else FixedCodecs(push, reply)
+    return None if push is reply is IDENTITY else CodecChoice(push, reply)
 
 
 def _sample(vector: Vector) -> Vector:

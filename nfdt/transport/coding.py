@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from nfdt.codecs import IDENTITY, Codec, ErrorFeedback
 from nfdt.codecs.base import Payload, Vector
-from nfdt.codecs.fused import decode_and_add, is_finite
-from nfdt.codecs.sparse import ROWS, RowFormat
+from nfdt.codecs.sparse import ROWS
+from nfdt.codecs.widths import is_finite
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.table_rows import ChangedRows, Rows, RowVector, RowWeights, TableLayout
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.transport.base import WeightDelta, check_gradient
 from nfdt.transport.choice import CodecChoice
-
-
-@dataclass(frozen=True)
-class EncodedGradient:
-    """Gradient as it is sent: one payload per shard, shape ``(n,)`` uint8, valid until the reply arrives."""
-
-    codec: Codec
-    payloads: list[Payload]
 
 
 class Coding:
@@ -37,12 +28,16 @@ class Coding:
     Args:
         choice: Choice of the codecs.
         bounds: Range of each shard's elements.
+
+    Attributes:
+        push_codec: Codec of the last push.
     """
 
     def __init__(self, choice: CodecChoice, bounds: Sequence[slice]) -> None:
         self._choice, self._bounds = choice, bounds
         self._feedback = ErrorFeedback(bounds[-1].stop)
-        self._sent: EncodedGradient | None = None
+        self.push_codec: Codec = IDENTITY
+        self._sent: list[Payload] = []
         self._base: Vector | None = None
         self._base_answer = 0
         self._uses: dict[str, dict[str, dict[str, int]]] = {"push": {}, "reply": {}}
@@ -53,23 +48,24 @@ class Coding:
         codec = self._choice.reply
         return None if codec is IDENTITY else codec
 
-    def encode(self, gradient: Vector, compute_s: float = 0.0) -> EncodedGradient:
+    def encode(self, gradient: Vector, compute_s: float = 0.0) -> list[Payload]:
         """Encode, for each shard, the sum of a gradient, shape ``(P,)``, and the residual of earlier pushes.
 
+        The payloads are valid until the reply arrives.
         A non-finite sum is sent as NaN to every shard, so that all of them drop it; the residual stays.
         """
         payloads = None
-        if finite := is_finite(gradient):
+        if finite := is_finite(gradient):  # else there is nothing to measure
             self._choice.pushes(gradient, self._feedback.residual, compute_s)
-        codec = self._choice.push
+        codec = self.push_codec = self._choice.push
         if finite:
             payloads = self._feedback.encode(codec, gradient, self._bounds)
         if payloads is None:
-            lost = np.full(gradient.size, np.nan, np.float32)
+            lost = np.full(gradient.size, np.nan, np.float32)  # on one shard alone it would be half a step
             payloads = [codec.encode(lost[bound]) for bound in self._bounds]
-        self._sent = EncodedGradient(codec, payloads)
-        self._note("push", codec, sum(payload.nbytes for payload in payloads))
-        return self._sent
+        self._sent = payloads
+        self._count("push", codec, sum(payload.nbytes for payload in payloads))
+        return payloads
 
     def decode(self, sequence: int, parts: Sequence[Vector | WeightDelta | None], out: Vector) -> Vector:
         """Assemble the weights of reply ``sequence`` in ``out``, which may already hold parts of them.
@@ -94,7 +90,7 @@ class Coding:
         if self._base is not None:
             self._choice.received(self._base, out)
         self._base, self._base_answer = out, sequence
-        self._note("reply", parts[0].codec if isinstance(parts[0], WeightDelta) else IDENTITY, size)
+        self._count("reply", parts[0].codec if isinstance(parts[0], WeightDelta) else IDENTITY, size)
         return out
 
     def exchanged(self, sent_bytes: int, received_bytes: int, seconds: float) -> None:
@@ -116,18 +112,18 @@ class Coding:
                 f"Answer: expected all weights, or a difference to those of answer {self._base_answer}. Received: a "
                 f"difference to answer {part.base}."
             )
-        decode_and_add(part.codec, part.payload, self._base[bound], out[bound])
+        part.codec.decode_and_add(part.payload, self._base[bound], out[bound])
 
     def _norm_sent(self) -> float:
         """Return the norm of the last push as the shards decoded it."""
-        if self._sent is None:
+        if not self._sent:
             return 0.0
         decoded = np.empty(self._bounds[-1].stop, np.float32)
-        for payload, bound in zip(self._sent.payloads, self._bounds, strict=True):
-            self._sent.codec.decode(payload, decoded[bound])
+        for payload, bound in zip(self._sent, self._bounds, strict=True):
+            self.push_codec.decode(payload, decoded[bound])
         return float(np.linalg.norm(decoded))
 
-    def _note(self, direction: str, codec: Codec, size: int) -> None:
+    def _count(self, direction: str, codec: Codec, size: int) -> None:
         use = self._uses[direction].setdefault(codec.name, {"messages": 0, "bytes": 0})
         use["messages"] += 1
         use["bytes"] += size
@@ -142,6 +138,9 @@ class RowCoding:
         shards: Number of shards of the job.
     """
 
+    push_codec = ROWS
+    reply_codec = ROWS
+
     def __init__(self, layout: ParameterLayout, tables: Sequence[int], shards: int) -> None:
         runs = layout.cut(shards)
         self._bounds = [run.elements for run in runs]
@@ -153,12 +152,7 @@ class RowCoding:
         self._news: list[ChangedRows] = []
         self._answer = 0
 
-    @property
-    def reply_codec(self) -> RowFormat:
-        """Format of changed rows."""
-        return ROWS
-
-    def encode(self, gradient: RowVector | Vector) -> EncodedGradient:
+    def encode(self, gradient: RowVector | Vector, compute_s: float = 0.0) -> list[Payload]:
         """Encode a gradient for each shard; for a flat vector, shape ``(P,)``, its non-zero rows.
 
         Raises:
@@ -180,7 +174,7 @@ class RowCoding:
                 for (table, first), place in zip(firsts, part.tables, strict=True)
             ]
             payloads.append(part.encode(RowVector(vector.dense[bound], tuple(own))))
-        return EncodedGradient(ROWS, payloads)
+        return payloads
 
     def decode(self, sequence: int, parts: Sequence[Vector | WeightDelta | None], out: Vector) -> Any:
         """Assemble the weights of reply ``sequence``; see :meth:`nfdt.transport.coding.Coding.decode`.
@@ -197,13 +191,13 @@ class RowCoding:
             if isinstance(part, WeightDelta):
                 changed = self._changed(part, layout)
                 dense[self._dense[shard]] = changed.dense
-                self._note(shard, changed.rows)
+                self._add_news(shard, changed.rows)
                 continue
             if part is not None:
                 np.copyto(out[bound], part)
             dense[self._dense[shard]] = layout.dense(out[bound])
             self._news[:] = [news for news in self._news if (news.table, news.first) not in self._first[shard]]
-            self._note(shard, [view.copy() for view in layout.views(out[bound])])
+            self._add_news(shard, [view.copy() for view in layout.views(out[bound])])
         self._answer = sequence
         return out if not any(isinstance(part, WeightDelta) for part in parts) else RowWeights(dense, self._news)
 
@@ -222,7 +216,7 @@ class RowCoding:
             )
         return layout.decode(np.array(part.payload))  # kept longer than its memory stays valid
 
-    def _note(self, shard: int, rows: Sequence[Rows | Vector]) -> None:
+    def _add_news(self, shard: int, rows: Sequence[Rows | Vector]) -> None:
         for (table, first), new in zip(self._first[shard], rows, strict=True):
             self._news.append(ChangedRows(table, first, new))
 

@@ -5,16 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from nfdt.core.specs.emulation import Emulation
-
-
-@dataclass
-class _Lane:
-    """One direction of the link, in which messages queue."""
-
-    free_at: float = 0.0
 
 
 class EmulatedLink:
@@ -42,20 +34,20 @@ class EmulatedLink:
         self._s_per_byte = 8e-6 / bandwidth_mbit if bandwidth_mbit else 0.0
         self._stopped = stopped
         self._lock = threading.Lock()
-        self._up, self._down = _Lane(), _Lane()
+        self._free_at = {"up": 0.0, "down": 0.0}  # by direction
 
     def send(self, payload_bytes: int, since: float) -> None:
         """Wait until a message that was ready at ``since`` (monotonic clock) reaches the shard, or the job ends."""
-        self._carry(self._up, payload_bytes, since)
+        self._carry("up", payload_bytes, since)
 
     def receive(self, payload_bytes: int, since: float) -> None:
         """Wait until a shard's reply arrives; see :meth:`send`."""
-        self._carry(self._down, payload_bytes, since)
+        self._carry("down", payload_bytes, since)
 
-    def _carry(self, lane: _Lane, payload_bytes: int, since: float) -> None:
+    def _carry(self, direction: str, payload_bytes: int, since: float) -> None:
         with self._lock:
-            lane.free_at = max(lane.free_at, since) + payload_bytes * self._s_per_byte
-            due = lane.free_at + self._latency_s
+            free_at = max(self._free_at[direction], since) + payload_bytes * self._s_per_byte
+            self._free_at[direction], due = free_at, free_at + self._latency_s
         self._stopped.wait(max(0.0, due - self._clock()))
 
 

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from nfdt.codecs import IDENTITY
+from nfdt.codecs.base import Payload
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.table_rows import RowVector
 from nfdt.core.specs.job import JobSpec
@@ -34,22 +33,12 @@ from nfdt.transport.base import (
     check_gradient,
     shard_bounds,
 )
-from nfdt.transport.call import ShardAnswer, ShardRequest
 from nfdt.transport.choice import CodecChoice, make_choice
-from nfdt.transport.coding import Coding, EncodedGradient, RowCoding
+from nfdt.transport.coding import Coding, RowCoding
 from nfdt.transport.emulated_link import EmulatedLink, make_link
-from nfdt.transport.link import ShardConnector, ShardLink
+from nfdt.transport.link import ShardAnswer, ShardConnector, ShardLink, ShardRequest
 
 TIMEOUT_S = 120.0
-
-
-@dataclass(frozen=True)
-class _SentRequest:
-    """Unanswered request: the buffer for its weights, its size, and the time when it was sent."""
-
-    weights: Vector
-    sent_bytes: int
-    at: float
 
 
 class StreamClient:
@@ -88,12 +77,13 @@ class StreamClient:
         **security: Any,
     ) -> None:
         self._bounds = shard_bounds(layout, len(addresses))
+        # One more with codecs, as a delta is added to the weights of the reply before.
         self._buffers = [np.empty(layout.size, np.float32) for _ in range(overlap + (2 if choice else 1))]
         self._worker = worker
         self._sequence = 0
-        self._answers_wanted = 0  # selects the buffers in turn: a delta is added to the weights in another buffer
+        self._answers_wanted = 0  # selects the buffers in turn
         self._newest = 0
-        self._asked: deque[_SentRequest] = deque()
+        self._asked: deque[tuple[Vector, list[ShardRequest]]] = deque()  # buffer for the weights, and the requests
         self._coding: Coding | RowCoding | None = Coding(choice, self._bounds) if choice else None
         if tables:
             self._coding = RowCoding(layout, tables, len(addresses))
@@ -124,24 +114,24 @@ class StreamClient:
 
     @property
     def codecs(self) -> Mapping[str, Any]:
-        """See ``ParameterClient``."""
+        """Report of the codecs in use, ready for JSON; empty if nothing is encoded."""
         return self._coding.report() if self._coding else {}
 
     def pull(self, min_version: int = 0, *, exact: bool = True) -> Pulled:
-        """See ``ParameterClient``.
+        """Return the current weights, at ``min_version`` or later on every shard.
 
         Raises:
             ServerUnreachable: a shard is unreachable or does not answer; the message names its address.
+            UsageError: a push has not been answered yet.
         """
         self._pushes.check_pull()
-        nothing: EncodedGradient = EncodedGradient(IDENTITY, [np.empty(0, np.uint8)] * len(self._links))
-        self._ask(Frame(kind=PULL, version=min_version), nothing, exact=exact)
+        self._ask(Frame(kind=PULL, version=min_version), [np.empty(0, np.uint8)] * len(self._links), exact=exact)
         weights, headers = self._answers(self._sequence)
         self._newest = self._sequence
         return Pulled(weights, tuple(header.version for header in headers), self._sequence)
 
     def begin_push(self, gradient: Vector | RowVector, **options: Unpack[PushOptions]) -> InFlightPush:
-        """See ``ParameterClient``; applied at most once even if a stream breaks and the push is sent again.
+        """Send a gradient; it is applied at most once even if a stream breaks and the push is sent again.
 
         Raises:
             ServerUnreachable: a shard is unreachable; the message names its address.
@@ -151,21 +141,23 @@ class StreamClient:
         self._pushes.check_push()
         fields: dict[str, Any] = {"computed_on": self._newest, "parts": 1, "want_weights": True, **options}
         compute_s = fields.pop("compute_s", 0.0)
-        encoded = self._encoded(gradient, compute_s)
-        self._ask(Frame(kind=PUSH, **fields), encoded, exact=not fields["want_weights"])
+        payloads = self._encoded(gradient, compute_s)
+        header = Frame(kind=PUSH, **fields)
+        if self._coding and self._coding.push_codec is not IDENTITY:
+            header.codec = self._coding.push_codec.name
+        self._ask(header, payloads, exact=not fields["want_weights"])
         return self._pushes.add(self._sequence)
 
-    def _encoded(self, gradient: Any, compute_s: float) -> EncodedGradient:
-        if isinstance(self._coding, RowCoding):
-            return self._coding.encode(gradient)
-        check_gradient(gradient, self._bounds)
+    def _encoded(self, gradient: Any, compute_s: float) -> list[Payload]:
+        if not isinstance(self._coding, RowCoding):
+            check_gradient(gradient, self._bounds)
         if self._coding:
             return self._coding.encode(gradient, compute_s)
         whole = np.ascontiguousarray(gradient)
-        return EncodedGradient(IDENTITY, [IDENTITY.encode(whole[bound]) for bound in self._bounds])
+        return [IDENTITY.encode(whole[bound]) for bound in self._bounds]
 
     def push(self, gradient: Vector | RowVector, **options: Unpack[PushOptions]) -> Pushed:
-        """See ``ParameterClient``.
+        """Send a gradient and wait for the reply.
 
         Raises:
             ServerUnreachable: a shard is unreachable or does not answer; the message names its address.
@@ -183,18 +175,20 @@ class StreamClient:
         for link in self._links:
             link.close()
 
-    def _ask(self, header: Frame, encoded: EncodedGradient, *, exact: bool) -> None:
+    def _ask(self, header: Frame, payloads: Sequence[Payload], *, exact: bool) -> None:
         self._sequence += 1
         header.sequence, header.worker = self._sequence, self._worker
-        if encoded.codec is not IDENTITY:
-            header.codec = encoded.codec.name
         if self._coding and self._coding.reply_codec and not exact:
             header.reply_codec = self._coding.reply_codec.name
         weights = self._buffers[self._answers_wanted % len(self._buffers)]
         self._answers_wanted += header.kind == PULL or header.want_weights
-        self._asked.append(_SentRequest(weights, sum(payload.nbytes for payload in encoded.payloads), time.monotonic()))
-        for link, payload, bound in zip(self._links, encoded.payloads, self._bounds, strict=True):
-            link.ask(ShardRequest(header, _bytes(payload), _bytes(weights[bound])))
+        requests = [
+            ShardRequest(header, _bytes(payload), _bytes(weights[bound]))
+            for payload, bound in zip(payloads, self._bounds, strict=True)
+        ]
+        self._asked.append((weights, requests))
+        for link, request in zip(self._links, requests, strict=True):
+            link.ask(request)
 
     def _take(self, sequence: int) -> Pushed:
         """Return the reply to the oldest push."""
@@ -202,17 +196,11 @@ class StreamClient:
         sent = all(header.kind == WEIGHTS for header in headers)
         if sent:
             self._newest = sequence
-        return Pushed(
-            weights if sent else None,
-            tuple(header.version for header in headers),
-            max(header.staleness for header in headers),
-            all(header.applied for header in headers),
-            sequence,
-        )
+        return Pushed.of(weights if sent else None, headers, sequence)
 
     def _answers(self, sequence: int) -> tuple[Any, list[Frame]]:
         """Wait for the shards' replies to the oldest request, and join their weights."""
-        asked = self._asked.popleft()
+        weights, requests = self._asked.popleft()
         try:
             answers = [link.wait(sequence) for link in self._links]
         except BaseException:  # an abandoned stream may still write into the old ones
@@ -220,29 +208,34 @@ class StreamClient:
             raise
         headers = [answer.header for answer in answers]
         if self._coding:
-            self._measure(self._coding, asked, answers)
+            self._measure(self._coding, requests, answers)
             if not all(answer.has_weights for answer in answers):
-                return asked.weights, headers
+                return weights, headers
             parts = [answer.delta or answer.shared for answer in answers]
-            return self._coding.decode(sequence, parts, asked.weights), headers
+            return self._coding.decode(sequence, parts, weights), headers
         if len(answers) == 1 and answers[0].shared is not None:
             return answers[0].shared, headers
         for answer, bound in zip(answers, self._bounds, strict=True):
             if answer.shared is not None:
-                np.copyto(asked.weights[bound], answer.shared)
-        return asked.weights, headers
+                np.copyto(weights[bound], answer.shared)
+        return weights, headers
 
-    def _measure(self, coding: Coding | RowCoding, asked: _SentRequest, answers: Sequence[ShardAnswer]) -> None:
+    def _measure(
+        self, coding: Coding | RowCoding, requests: Sequence[ShardRequest], answers: Sequence[ShardAnswer]
+    ) -> None:
         """Measure the time of an exchange, except for the first one, which includes connecting.
 
         If pushes overlap, the time of a push counts from the previous reply.
         """
-        began, before = max(asked.at, self._answered_at), self._answered_at
+        before = self._answered_at
         self._answered_at = max(answer.arrived_at for answer in answers)
+        if not before:
+            return
+        seconds = self._answered_at - max(requests[0].asked_at, before)
         served_s = max(answer.header.served_us for answer in answers) / 1e6
-        if before:
-            received = sum(answer.payload_bytes for answer in answers)
-            coding.exchanged(asked.sent_bytes, received, max(0.0, self._answered_at - began - served_s))
+        sent_bytes = sum(request.payload.nbytes for request in requests)
+        received_bytes = sum(answer.payload_bytes for answer in answers)
+        coding.exchanged(sent_bytes, received_bytes, max(0.0, seconds - served_s))
 
 
 def _bytes(vector: npt.NDArray[Any]) -> memoryview:

@@ -5,33 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nfdt.core.specs.algorithm import AlgorithmSpec
-from nfdt.update_rules.base import (
-    Advance,
-    Array,
-    ArrayOps,
-    Correction,
-    OptimizerTraits,
-    Push,
-    RuleState,
-    UpdateRule,
-)
+from nfdt.update_rules.base import OptimizerTraits, Push, UpdateRule
 from nfdt.update_rules.blocks import Blocks, Elements
 from nfdt.update_rules.dc import AdaptiveDelayCompensated, DelayCompensated, DelayCompensatedMomentum
 from nfdt.update_rules.ddc import make_ddc
 from nfdt.update_rules.plain import Plain, StalenessScaled
 
-__all__ = [
-    "RULES",
-    "Advance",
-    "Array",
-    "ArrayOps",
-    "Correction",
-    "OptimizerTraits",
-    "Push",
-    "RuleState",
-    "UpdateRule",
-    "make_rule",
-]
+__all__ = ["RULES", "OptimizerTraits", "Push", "UpdateRule", "make_rule"]
 
 Factory = Callable[[AlgorithmSpec, OptimizerTraits, Blocks], UpdateRule]
 

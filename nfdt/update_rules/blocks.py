@@ -22,11 +22,9 @@ class Blocks(Protocol):
 
     def sums(self, ops: ArrayOps, vector: Array) -> Array:
         """Return the sum of each block's elements, shape ``(blocks,)``."""
-        ...
 
     def scaled(self, ops: ArrayOps, vector: Array, factors: Array) -> Array:
         """Return the vector, each element times its block's factor; ``factors`` has shape ``(blocks,)``."""
-        ...
 
 
 class Elements:
@@ -101,12 +99,12 @@ class KernelBlocks:
         return self._parts[-1].sums.stop if self._parts else 0
 
     def sums(self, ops: ArrayOps, vector: Array) -> Array:
-        """See ``Blocks``."""
+        """Return the sum of each block, part by part."""
         found = [ops.sum(ops.reshape(vector[part.elements], part.shape), 1) for part in self._parts]
         return ops.concatenate([ops.reshape(sums, (-1,)) for sums in found]) if found else vector
 
     def scaled(self, ops: ArrayOps, vector: Array, factors: Array) -> Array:
-        """See ``Blocks``."""
+        """Return the product, part by part."""
         found = []
         for part in self._parts:
             blocks, _, columns = part.shape

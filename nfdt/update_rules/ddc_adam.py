@@ -15,31 +15,18 @@ reserve's share of a gradient.
 
 from __future__ import annotations
 
-from nfdt.update_rules.base import (
-    Advance,
-    Array,
-    ArrayOps,
-    Correction,
-    OptimizerTraits,
-    Push,
-    RuleState,
-    UpdateRule,
-    initial,
-    scalar,
-)
-from nfdt.update_rules.reliability import Reliability, kept_impulse, updates_ahead
+from nfdt.update_rules.base import Advance, Array, ArrayOps, OptimizerTraits, RuleState, initial, scalar
+from nfdt.update_rules.reliability import Reliability, ReliableRule, kept_impulse, updates_ahead
 
 
-class DelayedAdam(UpdateRule):
+class DelayedAdam(ReliableRule):
     """DDC-ASGD around Adam and AdamW (0 < beta_1 < 1); algorithms 5.2."""
 
-    name = "ddc"
     owns_optimizer = True
     looks_ahead = True
-    uses_backup = True
 
     def __init__(self, reliability: Reliability, traits: OptimizerTraits) -> None:
-        self.reliability = reliability
+        super().__init__(reliability)
         self.beta_1 = traits.beta_1
         self.beta_2 = traits.beta_2
         self.epsilon = traits.epsilon
@@ -50,17 +37,12 @@ class DelayedAdam(UpdateRule):
         ``scale`` is b / sqrt(1 - b2^n) of the last update, kept for the look-ahead.
         """
         return {
-            **self.reliability.init_shard(ops, weights),
+            **super().init_shard(ops, weights),
             "reserve": ops.zeros_like(weights),
             "second_moment": ops.zeros_like(weights),
             "reserve_bias": initial(weights),
             "scale": initial(weights, 1.0),
         }
-
-    def correct(self, ops: ArrayOps, push: Push, shard: RuleState, worker: RuleState) -> Correction:
-        """Return the compensated gradient, weighted by its drift, at the full learning rate."""
-        gradient, shard = self.reliability.gradient(ops, push, shard)
-        return Correction(gradient, scalar(ops, push.staleness, 1.0), shard, worker)
 
     def advance(
         self,

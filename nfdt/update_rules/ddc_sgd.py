@@ -19,17 +19,15 @@ Otherwise every gradient would appear to have a drift in its own direction.
 
 from __future__ import annotations
 
-from nfdt.update_rules.base import Advance, Array, ArrayOps, Correction, Push, RuleState, UpdateRule, scalar
-from nfdt.update_rules.reliability import Reliability, kept_impulse, updates_ahead
+from nfdt.update_rules.base import Advance, Array, ArrayOps, RuleState
+from nfdt.update_rules.reliability import Reliability, ReliableRule, kept_impulse, updates_ahead
 
 
-class DelayedSGD(UpdateRule):
+class DelayedSGD(ReliableRule):
     """DDC-ASGD around SGD, SGD with momentum (0 <= momentum < 1) and Nesterov SGD; algorithms 5.1."""
 
-    name = "ddc"
     owns_optimizer = True
     looks_ahead = True
-    uses_backup = True
 
     at_once: float
     """Share of a scaled gradient that moves the weights at once."""
@@ -39,7 +37,7 @@ class DelayedSGD(UpdateRule):
     """Share of a scaled gradient that goes into the reserve."""
 
     def __init__(self, reliability: Reliability, momentum: float, nesterov: bool = False) -> None:
-        self.reliability = reliability
+        super().__init__(reliability)
         self.momentum = momentum
         nesterov = nesterov and momentum > 0
         self.at_once = 1.0 + momentum if nesterov else 1.0
@@ -48,12 +46,7 @@ class DelayedSGD(UpdateRule):
 
     def init_shard(self, ops: ArrayOps, weights: Array) -> RuleState:
         """Return the reliability state and R (``reserve``), shape ``(n,)``, zero."""
-        return {**self.reliability.init_shard(ops, weights), "reserve": ops.zeros_like(weights)}
-
-    def correct(self, ops: ArrayOps, push: Push, shard: RuleState, worker: RuleState) -> Correction:
-        """Return the compensated gradient, weighted by its drift, at the full learning rate."""
-        gradient, shard = self.reliability.gradient(ops, push, shard)
-        return Correction(gradient, scalar(ops, push.staleness, 1.0), shard, worker)
+        return {**super().init_shard(ops, weights), "reserve": ops.zeros_like(weights)}
 
     def advance(
         self,

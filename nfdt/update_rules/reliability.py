@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nfdt.update_rules.base import Array, ArrayOps, Push, RuleState, initial, scalar
+from nfdt.update_rules.base import Array, ArrayOps, Correction, Push, RuleState, UpdateRule, initial, scalar
 from nfdt.update_rules.blocks import Blocks, Elements
 
 NORM_EPSILON = 1e-30
@@ -81,9 +81,9 @@ class Reliability:
         factor = (1.0 + change) / (1.0 + self.gap * gap)
         state = count_push(ops, shard, push.staleness)
         share = factor_share(ops, state)
-        for name, value in (("factor", factor), ("factor_square", factor * factor)):
-            if name in shard:
-                state[name] = shard[name] + share * (value - shard[name])
+        for mean, value in (("factor", factor), ("factor_square", factor * factor)):
+            if mean in shard:
+                state[mean] = shard[mean] + share * (value - shard[mean])
         return self.blocks.scaled(ops, gradient, factor), state
 
     def lessened(self, ops: ArrayOps, decay: Array, shard: RuleState) -> Array:
@@ -96,6 +96,25 @@ class Reliability:
     def step_square(self, ops: ArrayOps, shard: RuleState, step: Array) -> Array:
         """Return s, the exponential mean of the squared norms of the steps with weight decay, shape ``(blocks,)``."""
         return STEP_DECAY * shard["step_square"] + (1.0 - STEP_DECAY) * self.blocks.sums(ops, step * step)
+
+
+class ReliableRule(UpdateRule):
+    """Base of the forms of DDC-ASGD: every gradient is compensated for its drift and weighted by it."""
+
+    name = "ddc"
+    uses_backup = True
+
+    def __init__(self, reliability: Reliability) -> None:
+        self.reliability = reliability
+
+    def init_shard(self, ops: ArrayOps, weights: Array) -> RuleState:
+        """Return the reliability state."""
+        return self.reliability.init_shard(ops, weights)
+
+    def correct(self, ops: ArrayOps, push: Push, shard: RuleState, worker: RuleState) -> Correction:
+        """Return the compensated gradient, weighted by its drift, at the full learning rate."""
+        gradient, shard = self.reliability.gradient(ops, push, shard)
+        return Correction(gradient, scalar(ops, push.staleness, 1.0), shard, worker)
 
 
 def count_push(ops: ArrayOps, shard: RuleState, staleness: Array) -> RuleState:

@@ -39,7 +39,7 @@ class Cluster:
 
     def run(self, pushes):
         for _ in range(pushes):
-            decision = self.width.begin()
+            decision = self.width.choose()
             if decision:
                 self.decisions.append((decision.push, decision.reply))
             sent, received = BYTES[self.width.push], BYTES[self.width.reply]
@@ -156,7 +156,7 @@ def test_probes_change_one_direction_the_other_and_both_by_turns():
     width.lost_in_replies(losses(0.001))
     seen = []
     for _ in range(36):
-        width.begin()
+        width.choose()
         seen.append((width.push != "identity", width.reply != "identity"))
     assert seen[::2] == [(False, False)] * 18
     assert sorted(seen[1::2]) == [(False, True)] * 6 + [(True, False)] * 6 + [(True, True)] * 6
@@ -232,10 +232,10 @@ def test_what_an_answer_shows_of_narrower_codecs_is_believed():
 
 def test_nothing_is_decided_before_anything_is_known():
     width = AdaptiveWidth(WIDTHS, SIZE, error_budget=0.05, pipelined=False)
-    assert [width.begin() for _ in range(50)] == [None] * 50
+    assert [width.choose() for _ in range(50)] == [None] * 50
     for _ in range(50):
         width.exchanged(BYTES["identity"], BYTES["identity"], 1.0)
-    assert width.begin() is None
+    assert width.choose() is None
 
 
 def test_an_empty_model_has_nothing_to_choose():
@@ -243,7 +243,7 @@ def test_an_empty_model_has_nothing_to_choose():
     for _ in range(50):
         width.computed(0.1)
         width.exchanged(0, 0, 0.01)
-        assert width.begin() is None
+        assert width.choose() is None
 
 
 def test_three_strange_exchanges_in_a_row_are_another_link():

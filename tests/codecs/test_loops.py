@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from nfdt.codecs import ErrorFeedback, make_codec
-from nfdt.codecs.blocks import BLOCK, BUCKET, blocks
-from nfdt.codecs.fused import FusedCodec, decode_and_add, encode_difference, encode_owed
+from nfdt.codecs.base import BLOCK, BUCKET
+from nfdt.codecs.widths import FusedCodec
 from nfdt.core.errors import ShapeMismatch
 from tests.support.codec_exchange import PARAMETERS, STEPS, of_all_sizes, step_vectors
 from tests.support.numpy_codecs import NUMPY_CODECS
@@ -93,8 +93,8 @@ def test_error_feedback_in_one_pass_is_that_of_numpy(name, size, numbers):
     for seed in range(4):
         vector = numbers(size, seed) / 4
         payload, right = np.empty((2, codec.encoded_bytes(size)), np.uint8)
-        assert encode_owed(codec, vector, residual, payload)
-        assert encode_owed(reference, vector, wanted, right)
+        assert codec.encode_owed(vector, residual, payload)
+        assert reference.encode_owed(vector, wanted, right)
         assert payload.tolist() == right.tolist()
         assert bits(residual) == bits(wanted)
 
@@ -107,11 +107,11 @@ def test_differences_in_one_pass_are_those_of_numpy(name, size, numbers):
     base, vector = numbers(size, 1) / 4, numbers(size, 2) / 4
     payload, right = np.empty((2, codec.encoded_bytes(size)), np.uint8)
     reached, wanted, added, also = np.empty((4, size), np.float32)
-    assert encode_difference(codec, base, vector, payload, reached)
-    assert encode_difference(reference, base, vector, right, wanted)
+    assert codec.encode_difference(base, vector, payload, reached)
+    assert reference.encode_difference(base, vector, right, wanted)
     assert payload.tolist() == right.tolist()
-    decode_and_add(codec, payload, base, added)
-    decode_and_add(reference, payload, base, also)
+    codec.decode_and_add(payload, base, added)
+    reference.decode_and_add(payload, base, also)
     assert bits(reached) == bits(wanted) == bits(added) == bits(also)
 
 
@@ -124,10 +124,10 @@ def test_what_is_not_finite_stops_before_its_bucket(name, bad, at):
     vector[at], residual[at] = bad, 3.4e38
     payload = np.empty(codec.encoded_bytes(size), np.uint8)
     bucket = at // BUCKET * BUCKET
-    assert not encode_owed(codec, vector, residual, payload)
+    assert not codec.encode_owed(vector, residual, payload)
     assert np.isfinite(residual).all()
     assert (residual[bucket:] == np.where(np.arange(bucket, size) == at, np.float32(3.4e38), 1)).all()
-    assert not encode_difference(codec, -residual, vector, payload, np.empty(size, np.float32))
+    assert not codec.encode_difference(-residual, vector, payload, np.empty(size, np.float32))
 
 
 @every_codec
@@ -136,11 +136,11 @@ def test_blocks_are_encoded_and_decoded_in_any_order(name):
     vector, base = of_all_sizes(size, 1), of_all_sizes(size, 2)
     whole, parts = np.empty((2, codec.encoded_bytes(size)), np.uint8)
     left, residual, decoded, found = np.zeros((4, size), np.float32)
-    assert encode_owed(codec, vector, left, whole)
-    decode_and_add(codec, whole, base, decoded)
-    for part, coded in reversed(list(blocks(codec, size))):
-        assert encode_owed(codec, vector[part], residual[part], parts[coded])
-        decode_and_add(codec, parts[coded], base[part], found[part])
+    assert codec.encode_owed(vector, left, whole)
+    codec.decode_and_add(whole, base, decoded)
+    for part, coded in reversed(list(codec.blocks(size))):
+        assert codec.encode_owed(vector[part], residual[part], parts[coded])
+        codec.decode_and_add(parts[coded], base[part], found[part])
     assert parts.tolist() == whole.tolist()
     assert bits(residual) == bits(left)
     assert bits(found) == bits(decoded)
@@ -170,11 +170,11 @@ def test_memory_beyond_a_payload_or_vector_is_never_touched(name, change):
     payload = codec.encode(vector)
     for attempt in (
         lambda: codec.decode(short, vector),
-        lambda: decode_and_add(codec, short, vector, vector),
-        lambda: decode_and_add(codec, payload, other, vector),
-        lambda: encode_owed(codec, vector, vector, short),
-        lambda: encode_owed(codec, vector, other, payload),
-        lambda: encode_difference(codec, vector, other, payload, vector),
+        lambda: codec.decode_and_add(short, vector, vector),
+        lambda: codec.decode_and_add(payload, other, vector),
+        lambda: codec.encode_owed(vector, vector, short),
+        lambda: codec.encode_owed(vector, other, payload),
+        lambda: codec.encode_difference(vector, other, payload, vector),
     ):
         with pytest.raises(ShapeMismatch):
             attempt()
@@ -208,7 +208,7 @@ def test_two_processes_hold_the_same_bits(name, tmp_path):
     base, reached = np.zeros((2, PARAMETERS), np.float32)
     for step in range(STEPS):  # the shard's side: differences to what the worker holds
         payload = np.empty(codec.encoded_bytes(PARAMETERS), np.uint8)
-        assert encode_difference(codec, base, step_vectors(step)[1], payload, reached)
+        assert codec.encode_difference(base, step_vectors(step)[1], payload, reached)
         np.save(tmp_path / f"reply{step}.npy", payload)
         base, reached = reached, base
     done = subprocess.run(

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from nfdt.codecs import DECODERS, IDENTITY, ErrorFeedback, find_decoder, make_codec
-from nfdt.codecs.base import relative_error
-from nfdt.codecs.blocks import BUCKET, blocks
-from nfdt.codecs.fused import is_finite
+from nfdt.codecs.base import BUCKET, relative_error
 from nfdt.codecs.sparse import TopK
+from nfdt.codecs.widths import is_finite
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.specs.presets import AXES
 
@@ -199,9 +198,9 @@ def test_the_residual_stays_bounded(codec):
 @pytest.mark.parametrize("size", [1000, 2**15, 2**15 + 1, 2**17 + 700])
 def test_a_payload_is_that_of_its_blocks(codec, size):
     vector = normal(size)
-    parts = [codec.encode(vector[part]) for part, _ in blocks(codec, size)]
+    parts = [codec.encode(vector[part]) for part, _ in codec.blocks(size)]
     assert np.array_equal(np.concatenate(parts), codec.encode(vector))
-    assert [coded.stop - coded.start for _, coded in blocks(codec, size)] == [part.size for part in parts]
+    assert [coded.stop - coded.start for _, coded in codec.blocks(size)] == [part.size for part in parts]
     feedback = ErrorFeedback(size)
     assert np.array_equal(sent(codec, feedback, vector), decoded(codec, vector))
     assert np.array_equal(feedback.residual, vector - decoded(codec, vector))

@@ -9,7 +9,7 @@ import pytest
 from nfdt.codecs import make_codec
 from nfdt.core.specs.presets import AXES
 from nfdt.shard import messages
-from nfdt.transport.choice import FixedCodecs, make_choice
+from nfdt.transport.choice import CodecChoice, make_choice
 from tests.support.shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_again, start_weights
 from tests.support.transports import InProcessShards, SharedMemoryShards, StreamedShards
 
@@ -179,4 +179,4 @@ def test_a_worker_that_comes_back_is_sent_all_weights(connect):
 
 def test_nothing_is_encoded_unless_asked_for():
     assert make_choice(rule_spec("ddc"), 100) is None
-    assert isinstance(make_choice(rule_spec("ddc", reply_codec="int8"), 100), FixedCodecs)
+    assert type(make_choice(rule_spec("ddc", reply_codec="int8"), 100)) is CodecChoice

@@ -12,7 +12,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from nfdt.core.specs.presets import AXES, PRESETS
-from nfdt.transport.choice import FixedCodecs, make_choice
+from nfdt.transport.choice import CodecChoice, make_choice
 from tests.support import local_cluster
 from tests.support.local_cluster import train
 
@@ -65,7 +65,7 @@ def test_digits_are_learnt_as_well(digits, exact, algorithm, codec):
     assert sum(use["messages"] for worker in outcome.codecs for use in worker["push"].values()) == EPOCHS * 42
 
 
-class EveryCodec(FixedCodecs):
+class EveryCodec(CodecChoice):
     """Choice of codecs that uses all of them in turn."""
 
     def __init__(self, spec, size):

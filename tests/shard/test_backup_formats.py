@@ -13,7 +13,7 @@ from nfdt.core.specs.job import resolve_algorithm
 from nfdt.shard.backups import REPLIES_PER_ANCHOR
 from nfdt.shard.building import FEW_WORKERS, format_for
 from nfdt.shard.engine import AnchoredBf16
-from nfdt.shard.merging_modes import MergedMode, RoundMode
+from nfdt.shard.modes import MergedMode, RoundMode
 from nfdt.shard.tensors import compress, decompress
 from nfdt.update_rules import OptimizerTraits, make_rule
 from tests.support.shard_cluster import Cluster, Reference, gradients, start_weights
@@ -29,7 +29,7 @@ def cluster(rule, backup_format, **options):
 
 def backup(cluster, worker, sequence=0):
     """Return the newest backup of a worker, or that of a sequence number, as the shard keeps it."""
-    return cluster.stores[0]._backups.known(worker).backups.used(worker, sequence).weights
+    return cluster.stores[0]._backups.known(worker).used(worker, sequence).weights
 
 
 def held(cluster, worker, sequence=0):

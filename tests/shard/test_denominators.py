@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from nfdt.shard.merging_modes import MergedMode, RoundMode
+from nfdt.shard.modes import MergedMode, RoundMode
 from tests.support.shard_cluster import Cluster, Reference, gradients, start_weights
 
 RATE = 0.1

@@ -9,9 +9,8 @@ import keras
 import pytest
 
 from nfdt.codecs import make_codec
-from nfdt.shard.merging_modes import MergedMode, RoundMode
 from nfdt.shard.messages import DeltaRequest, Gradient
-from nfdt.shard.modes import AsynchronousMode
+from nfdt.shard.modes import AsynchronousMode, MergedMode, RoundMode
 from nfdt.shard.store import ShardStore
 from tests.support.shard_cluster import Cluster, Reference, gradients, start_weights
 

@@ -16,7 +16,7 @@ from nfdt.core.sharding import make_plan
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.state import State
-from nfdt.shard import loop_engine, loop_push
+from nfdt.shard import loop_engine
 from nfdt.shard.building import build_store
 from nfdt.shard.engine import AnchoredBf16
 from nfdt.shard.loop_engine import LoopEngine
@@ -131,7 +131,7 @@ def test_a_sequence_of_delayed_pushes_equals_the_rule(name):
         gradient = rng.normal(size=engine.size).astype(np.float32)
         staleness = int(rng.integers(0, len(held)))
         backup = held[-1 - staleness]
-        reply = pushed(engine, gradient, backup, staleness, rate=1.0 + number % 2).reply.weights
+        reply = pushed(engine, gradient, backup, staleness, rate=1.0 + number % 2).weights
         reference.check(reply, *reference.push(gradient, backup, staleness, 1.0 + number % 2))
         held.append(reply)
     weights, optimizer = engine.read()
@@ -163,7 +163,7 @@ def test_any_shapes_and_magnitudes_equal_the_rule(shapes, name, scale, seed):
     rng, backup = np.random.default_rng(seed), engine.weights()
     for staleness in (0, 2):
         gradient = (scale * rng.normal(size=engine.size)).astype(np.float32)
-        reply = pushed(engine, gradient, backup, staleness).reply.weights
+        reply = pushed(engine, gradient, backup, staleness).weights
         reference.check(reply, *reference.push(gradient, backup, staleness))
         backup = reply
 
@@ -176,10 +176,10 @@ def test_anchored_backups_hold_what_was_sent():
         gradient = rng.normal(size=engine.size).astype(np.float32)
         result = pushed(engine, gradient, backup, staleness, anchor=anchor)
         expected, _ = reference.push(gradient, engine.array(backup), staleness)
-        backup = result.reply.compact
-        np.testing.assert_array_equal(engine.array(backup), result.reply.weights)
+        backup = result.compressed
+        np.testing.assert_array_equal(engine.array(backup), result.weights)
         moved = np.abs(expected - anchor)
-        assert (np.abs(result.reply.weights - expected) <= moved / 256 + 1e-5).all()
+        assert (np.abs(result.weights - expected) <= moved / 256 + 1e-5).all()
 
 
 @pytest.mark.parametrize("name", ["momentum", "adamw"])
@@ -200,9 +200,9 @@ def test_pushes_of_several_threads_equal_their_replay_in_version_order(name, mon
                 staleness = engine.updates - version
                 result = engine.step(gradient, backup, staleness, {}, length=1.0)
                 version = engine.updates
-                record.append((gradient, backup, staleness, result.reply.weights))
+                record.append((gradient, backup, staleness, result.weights))
             result.finish()
-            backup = result.reply.weights
+            backup = result.weights
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
     for thread in threads:
@@ -211,7 +211,7 @@ def test_pushes_of_several_threads_equal_their_replay_in_version_order(name, mon
         thread.join(120)
     assert max(staleness for _, _, staleness, _ in record) > 0
     for gradient, backup, staleness, reply in record:
-        np.testing.assert_array_equal(pushed(again, gradient, backup, staleness).reply.weights, reply)
+        np.testing.assert_array_equal(pushed(again, gradient, backup, staleness).weights, reply)
     np.testing.assert_array_equal(engine.read()[0], again.read()[0])
 
 
@@ -240,7 +240,7 @@ def test_state_that_is_read_and_restored_continues_alike(name):
     other.write(weights, optimizer)
     other.restore(records)
     for gradient in gradients[3:]:
-        replies = [pushed(one, gradient, one.weights(), 1).reply.weights for one in (engine, other)]
+        replies = [pushed(one, gradient, one.weights(), 1).weights for one in (engine, other)]
         np.testing.assert_array_equal(*replies)
 
 
@@ -277,7 +277,7 @@ def test_a_push_without_a_reply_holds_up_no_other(monkeypatch):
         broken.setattr(store._backups, "add", lambda *given: [][0])
         with pytest.raises(IndexError):
             store.push("a", Gradient(2, gradient))
-    monkeypatch.setattr(loop_push, "UPDATE_S", 1.0)
+    monkeypatch.setattr(loop_engine, "UPDATE_S", 1.0)
     assert store.push("b", Gradient(2, gradient)).applied
     assert store.version == 2
 

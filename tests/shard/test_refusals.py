@@ -13,8 +13,8 @@ from nfdt.model.program.state import State
 from nfdt.shard.buffers import length_of
 from nfdt.shard.building import build_store
 from nfdt.shard.engine import LARGE
-from nfdt.shard.merging_modes import MergedMode, RoundMode
 from nfdt.shard.messages import Gradient
+from nfdt.shard.modes import MergedMode, RoundMode
 from nfdt.shard.sparse_store import SparseStore
 from tests.support.shard_cluster import LAYOUT, Cluster, Reference, gradients, rule_spec, start_weights
 

@@ -10,12 +10,11 @@ import pytest
 
 from nfdt.codecs import make_codec
 from nfdt.core.errors import ProtocolError, ShapeMismatch
-from nfdt.shard.backups import Backup, WorkerBackups
+from nfdt.shard.backups import Backup, WorkerRecord
 from nfdt.shard.buffers import aligned_buffer
-from nfdt.shard.merging_modes import MergedMode, RoundMode
 from nfdt.shard.messages import RESYNC_AFTER, DeltaRequest, Gradient, Reply, ReplyHistory
-from nfdt.shard.modes import AsynchronousMode
-from nfdt.shard.statistics import staleness_bin
+from nfdt.shard.modes import AsynchronousMode, MergedMode, RoundMode
+from nfdt.shard.store import staleness_bin
 from nfdt.transport.base import WeightDelta
 from tests.support.shard_cluster import LAYOUT, Cluster, Reference, gradients, start_weights
 
@@ -396,7 +395,7 @@ def test_all_weights_are_sent_after_so_many_deltas():
 
 
 def test_an_answer_is_replaced_while_a_later_one_is_there():
-    held = WorkerBackups(3)
+    held = WorkerRecord(3, {})
     for sequence in (1, 2, 3):
         held.add(sequence, Backup(f"whole {sequence}", sequence))
     held.add(2, Backup("reduced", 2))

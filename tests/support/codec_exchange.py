@@ -8,8 +8,7 @@ import sys
 import numpy as np
 
 from nfdt.codecs import ErrorFeedback, make_codec
-from nfdt.codecs.blocks import BLOCK, BUCKET
-from nfdt.codecs.fused import decode_and_add
+from nfdt.codecs.base import BLOCK, BUCKET
 
 STEPS, PARAMETERS = 3, 2 * BLOCK + 777
 
@@ -35,7 +34,7 @@ def exchange_as_worker(folder, name):
     for step in range(STEPS):
         (payload,) = feedback.encode(codec, step_vectors(step)[0], [slice(0, PARAMETERS)])
         np.save(f"{folder}/push{step}.npy", payload)
-        decode_and_add(codec, np.load(f"{folder}/reply{step}.npy"), weights, out)
+        codec.decode_and_add(np.load(f"{folder}/reply{step}.npy"), weights, out)
         weights, out = out, weights
     np.save(f"{folder}/residual.npy", feedback.residual)
     np.save(f"{folder}/weights.npy", weights)

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nfdt.codecs.base import FLOAT32, Codec, Payload, Vector
-from nfdt.codecs.blocks import BUCKET, blocks
+from nfdt.codecs.base import BUCKET, FLOAT32, Codec, Payload, Vector
 
 BLOCK = 2**15
 
@@ -50,13 +49,13 @@ class _Bucketed(Codec):
         """See ``Codec``."""
         payload = np.empty(self.encoded_bytes(vector.size), np.uint8)
         scratch = np.empty((2, min(_ROWS, _count(vector.size)), BUCKET), np.float32)
-        for part, coded in blocks(self, vector.size):
+        for part, coded in self.blocks(vector.size):
             self._encode_block(vector[part], payload[coded], scratch)
         return payload
 
     def decode(self, payload: Payload, out: Vector) -> None:
         """See ``Codec``."""
-        for part, coded in blocks(self, out.size):
+        for part, coded in self.blocks(out.size):
             self._decode_block(payload[coded], out[part])
 
     def _encode_block(self, vector: Vector, payload: Payload, scratch: Any) -> None:

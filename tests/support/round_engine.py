@@ -30,7 +30,7 @@ class RoundEngine(LoopEngine):
     @staticmethod
     def accumulate_part(accumulator, gradient, weight, length, *, added=False):
         accumulator.total = accumulator.total + np.float32(weight) * gradient
-        accumulator.note(weight, length, added)
+        accumulator.count_gradient(weight, length, added)
 
     def apply_round(self, accumulator, worker):
         union = accumulator.total / np.float32(accumulator.denominator / accumulator.union)

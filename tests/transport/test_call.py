@@ -3,7 +3,7 @@
 import threading
 
 from nfdt.core.wire.shards_pb2 import PULL, Frame
-from nfdt.transport.call import ShardCall, ShardRequest
+from nfdt.transport.link import ShardCall, ShardRequest
 
 DEADLINE_S = 60
 

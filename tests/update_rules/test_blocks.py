@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from nfdt.core.arrays.layout import BLOCK_ROWS, ParameterLayout
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.model.program.manifest import Manifest
+from nfdt.shard import tensors
 from nfdt.shard.building import blocks_of
-from nfdt.shard.tensors import TensorOps
 from nfdt.update_rules import OptimizerTraits, make_rule
 from nfdt.update_rules.blocks import Elements, KernelBlocks, TableRows
 from tests.support.simulated_shard import SimulatedShard
@@ -47,7 +47,7 @@ def check(shapes, tables, ops=np):
     np.testing.assert_allclose(scaled, vector * [wanted[name] for name in names], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("ops", [np, TensorOps()], ids=["numpy", "tensorflow"])
+@pytest.mark.parametrize("ops", [np, tensors], ids=["numpy", "tensorflow"])
 def test_sums_and_factors_of_a_units_weights(ops):
     check(SHAPES, TABLES, ops)
 
