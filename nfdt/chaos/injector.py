@@ -8,14 +8,13 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import psutil
 
 from nfdt.chaos.cluster import ChaosCluster
-from nfdt.chaos.processes import ClusterProcess
+from nfdt.chaos.processes import ClusterProcess, send_signal
 from nfdt.chaos.relay import Rule
-from nfdt.chaos.schedule import RESTARTED, FaultRow, PlannedFault
+from nfdt.chaos.schedule import RESTARTED, PlannedFault
 
 _SIGNALS = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "stall": signal.SIGSTOP}
 
@@ -30,15 +29,9 @@ class Injection:
         at: Unix time of the injection.
     """
 
-    fault: PlannedFault[Any]
+    fault: PlannedFault
     target: ClusterProcess
     at: float
-
-
-@dataclass(frozen=True)
-class _End:
-    due: float
-    undo: Callable[[], object]
 
 
 @dataclass
@@ -59,7 +52,7 @@ class Injector:
 
     def __init__(self, cluster: ChaosCluster) -> None:
         self._cluster = cluster
-        self._ends: list[_End] = []
+        self._ends: list[tuple[float, Callable[[], object]]] = []  # when a fault ends, and what ends it
         self._restarts: dict[str, _Restart] = {}
         self.injections: list[Injection] = []
 
@@ -67,7 +60,7 @@ class Injector:
         """Whether a fault has ended the process of a role, and it has not been started again yet."""
         return role in self._restarts
 
-    def inject(self, fault: PlannedFault[FaultRow]) -> Injection | None:
+    def inject(self, fault: PlannedFault) -> Injection | None:
         """Inject a fault; return None if there is no process for it now, so that it has to be tried again."""
         row = fault.row
         candidates = [
@@ -87,9 +80,10 @@ class Injector:
     def poll(self) -> None:
         """End the faults whose time is over; start the processes again that faults have ended."""
         now = time.monotonic()
-        for end in [one for one in self._ends if one.due <= now]:
-            self._ends.remove(end)
-            end.undo()
+        over = [end for end in self._ends if end[0] <= now]
+        self._ends = [end for end in self._ends if end[0] > now]
+        for _, undo in over:
+            undo()
         for role, restart in list(self._restarts.items()):
             if self._cluster.exit_code(role) is None:
                 continue
@@ -98,13 +92,13 @@ class Injector:
                 del self._restarts[role]
                 self._cluster.start_server() if role == "server" else self._cluster.start_script()
 
-    def _act(self, fault: PlannedFault[FaultRow], target: ClusterProcess) -> bool:
+    def _act(self, fault: PlannedFault, target: ClusterProcess) -> bool:
         row = fault.row
         if row.kind in _SIGNALS:
-            if not target.send(_SIGNALS[row.kind]):
+            if not send_signal(target.process, _SIGNALS[row.kind]):
                 return False
             if row.kind == "stall":
-                self._later(row.seconds, lambda: target.send(signal.SIGCONT))
+                self._undo_after(row.seconds, lambda: send_signal(target.process, signal.SIGCONT))
             elif row.role in RESTARTED:
                 self._restarts[row.role] = _Restart(row.seconds or 0.0)
         elif row.kind == "fill_disk":
@@ -113,19 +107,19 @@ class Injector:
             self._damage(fault, target)
         return True
 
-    def _later(self, seconds: float | None, undo: Callable[[], object]) -> None:
-        self._ends.append(_End(time.monotonic() + (seconds or 0.0), undo))
+    def _undo_after(self, seconds: float, undo: Callable[[], object]) -> None:
+        self._ends.append((time.monotonic() + seconds, undo))
 
-    def _damage(self, fault: PlannedFault[FaultRow], target: ClusterProcess) -> None:
+    def _damage(self, fault: PlannedFault, target: ClusterProcess) -> None:
         """Damage the connections of a process to the server."""
         row, relay = fault.row, self._cluster.relays[fault.row.role]
         flip = fault.draw if row.kind == "corrupt" else None
-        pids = (target.process.pid,)
-        relay.set_rule(fault.number, Rule(pids, row.kind == "cut", row.mbit, row.delay_ms or 0.0, flip))
+        rule = Rule((target.process.pid,), row.kind == "cut", row.mbit, row.delay_ms or 0.0, flip)
+        relay.set_rule(fault.number, rule)
         if row.seconds is not None:
-            self._later(row.seconds, lambda: relay.set_rule(fault.number, None))
+            self._undo_after(row.seconds, lambda: relay.set_rule(fault.number, None))
 
-    def _fill_disk(self, server: ClusterProcess, seconds: float | None) -> bool:
+    def _fill_disk(self, server: ClusterProcess, seconds: float) -> bool:
         """Make every write of the server to a file fail, as on a full disk."""
         limit = resource.RLIMIT_FSIZE
         try:
@@ -141,5 +135,5 @@ class Injector:
                     with contextlib.suppress(OSError):
                         resource.prlimit(one.pid, limit, (soft, hard))
 
-        self._later(seconds, restore)
+        self._undo_after(seconds, restore)
         return True

@@ -8,15 +8,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
 from nfdt.chaos.accounting import RecordedJob, RecordedJobs, failure, first_progress, trained_steps
 from nfdt.chaos.cluster import ChaosCluster
 from nfdt.chaos.injector import Injection, Injector
-from nfdt.chaos.processes import ClusterProcess, Leftovers
-from nfdt.chaos.schedule import PlannedFault, Schedule, TargetRole, plan_faults
+from nfdt.chaos.schedule import PlannedFault, Schedule, plan_faults
 from nfdt.core.errors import NfdtError
 
 POLL_S = 0.1
@@ -32,77 +31,26 @@ class TrialRecord:
         missed: Faults whose time did not come, or whose target was not there.
         jobs: Jobs of the script, with their events.
         problems: Reasons why the trial did not end well.
-        leftovers: Remains after its end.
+        leftovers: Remains after its end, in words.
         began_at: Unix time of the first trained step.
         server_bytes: Resident memory of each process of the server, at each fault and at the end.
     """
 
     injections: list[Injection] = field(default_factory=list)
-    missed: list[PlannedFault[Any]] = field(default_factory=list)
+    missed: list[PlannedFault] = field(default_factory=list)
     jobs: list[RecordedJob] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    leftovers: Leftovers = Leftovers()
+    leftovers: list[str] = field(default_factory=list)
     began_at: float | None = None
     server_bytes: dict[psutil.Process, list[int]] = field(default_factory=dict)
-
-
-class TrialCluster(Protocol):
-    """Cluster that runs a script."""
-
-    @property
-    def state_dir(self) -> Path:
-        """State directory of the server."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Names of the processes whose exit codes and logs there are; that of the script is ``client``."""
-
-    @property
-    def listens(self) -> bool:
-        """Whether the server has announced that it listens since it was started last."""
-
-    def start(self) -> None:
-        """Start all processes; raise an NfdtError if the server does not start."""
-
-    def processes(self, role: TargetRole) -> Sequence[ClusterProcess]:
-        """Return the live processes of a role."""
-
-    def exit_code(self, name: str) -> int | None:
-        """Return the exit code of a process; None while it runs."""
-
-    def tail(self, name: str) -> str:
-        """Return the last lines of a log."""
-
-    def stop(self) -> None:
-        """End all processes."""
-
-    def leftovers(self) -> Leftovers:
-        """Return what is left after :meth:`stop`."""
-
-
-class FaultInjector(Protocol):
-    """Injector of the faults of one trial into its cluster."""
-
-    @property
-    def injections(self) -> list[Injection]:
-        """All faults so far."""
-
-    def expects_end(self, name: str) -> bool:
-        """Whether a fault has ended a process of the cluster, and it has not been started again yet."""
-
-    def inject(self, fault: PlannedFault[Any]) -> Injection | None:
-        """Inject a fault; return None if it has to be tried again."""
-
-    def poll(self) -> None:
-        """End the faults whose time is over; start the processes again that faults have ended."""
 
 
 class Trial:
     """One run of a script under faults.
 
     Args:
-        cluster: The cluster.
-        injector: Injector of its faults.
+        cluster: The cluster, or another one with the same methods.
+        injector: Injector of its faults, or another one with the same methods.
         faults: The faults.
         patience_s: Seconds without any event of a job after which the trial is given up.
         stopped: Event that ends the trial early.
@@ -111,9 +59,9 @@ class Trial:
 
     def __init__(
         self,
-        cluster: TrialCluster,
-        injector: FaultInjector,
-        faults: Sequence[PlannedFault[Any]],
+        cluster: ChaosCluster,
+        injector: Injector,
+        faults: Sequence[PlannedFault],
         *,
         patience_s: float = PATIENCE_S,
         stopped: threading.Event | None = None,
@@ -183,7 +131,7 @@ class Trial:
                 self._log(f"{injection.at - began_at:7.1f} s  {fault.row.kind} {injection.target}{seconds}")
 
     def _measure(self) -> None:
-        """Note the resident memory of a server that has started."""
+        """Record the resident memory of a server that has started."""
         for server in self._cluster.processes("server") if self._cluster.listens else ():
             with contextlib.suppress(psutil.Error):
                 self._record.server_bytes.setdefault(server.process, []).append(server.process.memory_info().rss)
