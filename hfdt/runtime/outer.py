@@ -171,11 +171,6 @@ class GroupExchange:
         """Codecs in use, if they are chosen while the job runs."""
         return dict(self._client.codecs) if self._client else {}
 
-    def close(self) -> None:
-        """Disconnect."""
-        if self._client:
-            self._client.close()
-
 
 class GradientOuter:
     """Step of the group that pushes one gradient of its whole batch to the shards.

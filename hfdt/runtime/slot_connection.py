@@ -26,7 +26,6 @@ from nfdt.core.work.slot_connection import SlotStream, call_next, describe_failu
 
 logger = logging.getLogger(__name__)
 
-ROLES = ("shard", "worker")
 LOOK_S = 0.3
 
 
@@ -54,7 +53,7 @@ class SlotConnection:
         address: str,
         token: str,
         ring: str,
-        roles: Sequence[str] = ROLES,
+        roles: Sequence[str],
         *,
         tls: Mapping[str, Any] = MappingProxyType({}),
         host: str = LOOPBACK,
@@ -70,6 +69,11 @@ class SlotConnection:
             hello = make_hello(f"{ring}-{role}", role, address=host, ring=ring)
             stream = self._streams[role] = SlotStream(self.stub, hello, address)
             threading.Thread(target=self._listen, args=(stream,), name=f"slot-{role}", daemon=True).start()
+
+    @classmethod
+    def of_ring(cls, directory: Path, server: str, roles: Sequence[str]) -> SlotConnection:
+        """Return the connection of the ring with this directory, in which the token of the server is."""
+        return cls(server, (directory / "token").read_text().strip(), directory.name, roles)
 
     def _listen(self, stream: SlotStream) -> None:
         try:
@@ -135,21 +139,26 @@ def leave_failure(directory: Path, rank: int, error: BaseException) -> None:
         logger.warning("rank %d could not write down why it failed: %s", rank, problem)
 
 
+def report_failure(directory: Path, connection: SlotConnection | None, rank: int, error: BaseException) -> None:
+    """Report the exception of this rank in its file and, during a job, over its own connection to the server if any."""
+    leave_failure(directory, rank, error)
+    if connection is not None and connection.job_id and not connection.stopped.is_set():
+        connection.send("worker", failed=failure_of(connection.job_id, error, rank))
+
+
 class FailureWatch:
-    """Watcher that reports the failure of a rank to the server, once; runs on the leader.
+    """Thread of the leader that reports the first failure of a rank to the server.
 
     Args:
         directory: Directory of the ring.
         connection: Registration at the server.
-        own: Rank that reports its own failure; None for none.
 
     Attributes:
         reported: Set when a failure has been reported.
     """
 
-    def __init__(self, directory: Path, connection: SlotConnection, own: int | None = 0) -> None:
+    def __init__(self, directory: Path, connection: SlotConnection) -> None:
         self._directory, self._connection = directory, connection
-        self._own = None if own is None else failure_file(directory, own)
         self.reported = threading.Event()
         threading.Thread(target=self._look, name="failures", daemon=True).start()
 
@@ -165,7 +174,7 @@ class FailureWatch:
 
     def _report(self) -> bool:
         for path in sorted(self._directory.glob("failure-*.json"), key=lambda p: p.stat().st_mtime):
-            if self._connection.job_id and path != self._own:
+            if self._connection.job_id:
                 failed = json_format.ParseDict(json.loads(path.read_text()), pb.SlotFailed())
                 failed.job_id = self._connection.job_id
                 self._connection.send("worker", failed=failed)

@@ -13,9 +13,9 @@ import psutil
 from hfdt.keras.horovod_api import is_broken_world
 from hfdt.runtime.artifacts import OpenArtifacts
 from hfdt.runtime.communicator import Communicator, share_machine
-from hfdt.runtime.execution import Follower
-from hfdt.runtime.leader import make_leader, roles_of
+from hfdt.runtime.leader import GroupLeader, Leader
 from hfdt.runtime.rendezvous_relay import RendezvousRelay
+from hfdt.runtime.ring import Ring
 from hfdt.runtime.slot_connection import SlotConnection
 from nfdt.core.errors import NfdtError, ServerUnreachable, UsageError
 from nfdt.core.wire import workers_pb2 as pb
@@ -70,10 +70,11 @@ def run_rank(
         communicator = _join(assignment, server)
         joined()
         share_machine(communicator, assignment.neighbours)
+        ring = Ring(communicator, open_artifacts, spans)
         if communicator.leads:
-            _lead(communicator, assignment, server, open_artifacts, spans)
+            _lead(ring, assignment, server)
         else:
-            Follower(communicator, open_artifacts, spans).run()
+            ring.follow()
         communicator.close()
     except Exception as error:
         if is_broken_world(error):
@@ -101,20 +102,16 @@ def _join(assignment: pb.RankAssignment, server: ServerAccess) -> Communicator:
             raise ServerUnreachable(f"Rank {assignment.rank} could not join the other ranks: {error}") from error
 
 
-def _lead(
-    communicator: Communicator,
-    assignment: pb.RankAssignment,
-    server: ServerAccess,
-    open_artifacts: OpenArtifacts,
-    spans: SpanRing,
-) -> None:
-    members = tuple(assignment.members)
+def _lead(ring: Ring, assignment: pb.RankAssignment, server: ServerAccess) -> None:
+    kind = GroupLeader if assignment.members else Leader
     connection = SlotConnection(
-        server.address, server.token, assignment.ring, roles_of(members), tls=server.tls, host=server.host
+        server.address, server.token, assignment.ring, kind.roles, tls=server.tls, host=server.host
     )
+    leader = kind(ring, connection, assignment.members)
     try:
-        make_leader(communicator, connection, open_artifacts, members, spans).run()
+        leader.run()
     finally:
+        leader.close()
         connection.close()
 
 

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("horovod")
 
-from hfdt.runtime.elastic.state import Candidate, assign_numbers, elect
+from hfdt.runtime.elastic.ring import Candidate, assign_numbers, elect
 from nfdt.core.errors import JobFailed
 
 

@@ -1,0 +1,123 @@
+"""A rank, and the commands that rank 0 broadcasts and all ranks execute: one message per collective action."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hfdt.runtime.artifacts import OpenArtifacts
+from hfdt.runtime.communicator import Communicator
+from hfdt.runtime.group_job import GroupJob
+from hfdt.runtime.job import RingJob
+from hfdt.runtime.outer import Connect
+from nfdt.core.specs.job import parse_job
+from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.work import instructions as ins
+from nfdt.core.work.messages import read_instruction
+from nfdt.core.work.spans import SpanRing
+from nfdt.model.program.state import load_state
+
+_LENGTH = 8
+
+
+@dataclass(frozen=True)
+class Command:
+    """Message of rank 0 to all ranks.
+
+    Attributes:
+        kind: ``job`` (build it), ``do`` (execute an instruction of the coordinator), ``release`` (drop the job),
+            ``idle`` (no action: rank 0 waits, and Horovod must not consider the others stalled; an elastic ring checks
+            for new hosts), ``quit``.
+        values: JSON values: the assignment of a job; the new learning rate of an instruction.
+        reply: The coordinator's ``NextReply``, serialised.
+        state: State that replaces the state of the ranks (safetensors), or empty.
+    """
+
+    kind: str
+    values: dict[str, Any] = field(default_factory=dict)
+    reply: bytes = b""
+    state: bytes = b""
+
+    def encode(self) -> bytes:
+        """Return the command as bytes: header, reply, state."""
+        header = json.dumps({"kind": self.kind, "values": self.values, "reply": len(self.reply)}).encode()
+        return len(header).to_bytes(_LENGTH, "little") + header + self.reply + self.state
+
+    @classmethod
+    def decode(cls, data: bytes) -> Command:
+        """Decode the result of :meth:`encode`."""
+        start = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
+        header = json.loads(data[_LENGTH:start])
+        stop = start + header["reply"]
+        return cls(header["kind"], header["values"], data[start:stop], data[stop:])
+
+    @property
+    def instruction(self) -> ins.Instruction:
+        """The instruction of the coordinator that the command carries."""
+        return read_instruction(pb.NextReply.FromString(self.reply))
+
+
+class Ring:
+    """One rank of a ring or of a group, with its current job; all ranks execute the same commands.
+
+    Args:
+        communicator: All ranks.
+        open_artifacts: Makes the artifacts of a job readable; collective.
+        spans: Records what this rank does.
+
+    Attributes:
+        communicator: All ranks.
+        job: The current job; None between two jobs.
+        job_id: Its identifier; "" between two jobs.
+        connect: Connects rank 0 of a group to the shards; None on the other ranks and in a ring.
+    """
+
+    def __init__(
+        self, communicator: Communicator, open_artifacts: OpenArtifacts, spans: SpanRing | None = None
+    ) -> None:
+        self.communicator = communicator
+        self._open_artifacts, self._spans = open_artifacts, spans
+        self.job: Any = None
+        self.job_id = ""
+        self.connect: Connect | None = None
+
+    def follow(self) -> None:
+        """Execute the commands of the leader until the command to quit."""
+        while (command := Command.decode(self.communicator.broadcast())).kind != "quit":
+            self.execute(command)
+
+    def broadcast(self, command: Command) -> ins.Report:
+        """Send a command to the other ranks, and execute it with them; only the leader calls it."""
+        self.communicator.broadcast(command.encode())
+        return self.execute(command)
+
+    def execute(self, command: Command) -> ins.Report:
+        """Execute a command on this rank; the leader's report is sent to the coordinator. Collective."""
+        if command.kind == "job":
+            self.job, self.job_id = self._build(command.values), command.values["id"]
+        elif command.kind == "release":
+            self.job, self.job_id = None, ""
+        elif command.kind == "do" and self.job is not None:
+            if command.state:
+                self.job.step.load(load_state(command.state))
+            if (rate := command.values.get("learning_rate")) is not None:
+                self.job.step.set_learning_rate(rate)
+            report: ins.Report = self.job.execute(command.instruction)
+            return report
+        return ins.Report()
+
+    def _build(self, values: Mapping[str, Any]) -> RingJob:
+        spec = parse_job(values["spec"])
+        artifacts = self._open_artifacts(spec, values["artifacts"])
+        if "members" not in values:
+            return RingJob(spec, self.communicator, artifacts, spans=self._spans)
+        job = GroupJob(spec, self.communicator, artifacts, values["members"], self.connect, self._spans)
+        job.measure()
+        return job
+
+    def statistics(self) -> dict[str, Any]:
+        """Return the totals of the job over all ranks."""
+        totals: dict[str, Any] = self.job.statistics()
+        return totals
