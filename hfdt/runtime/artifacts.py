@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -14,32 +13,7 @@ from hfdt.runtime.communicator import Communicator
 from nfdt.core.arrays.layout import Array
 from nfdt.core.host.private_files import replacing
 from nfdt.core.specs.job import JobSpec
-from nfdt.core.work.artifacts import artifact_names, default_cache
-from nfdt.model.training.data import RowArray
-
-
-class ReadableArtifacts(Protocol):
-    """Artifacts of a job as local files."""
-
-    def path(self, sha256: str) -> Path:
-        """Return the path of an artifact's local file."""
-        ...
-
-    def read(self, sha256: str) -> bytes:
-        """Return the bytes of an artifact."""
-        ...
-
-    def open_array(self, sha256: str) -> Array:
-        """Return the artifact, a ``.npy`` file, memory-mapped."""
-        ...
-
-    def open_rows(self, sha256: str) -> Array | RowArray:
-        """Return an array of which only some rows are needed."""
-        ...
-
-
-OpenArtifacts = Callable[[JobSpec, str], ReadableArtifacts]
-"""Makes the artifacts of a job readable on this rank, from the directory that rank 0 knows; collective."""
+from nfdt.core.work.artifacts import ArtifactReader, artifact_names, default_cache
 
 
 class RankArtifacts:
@@ -61,6 +35,11 @@ class RankArtifacts:
         return np.load(self.path(sha256), mmap_mode="r", allow_pickle=False)
 
     open_rows = open_array
+
+
+ReadableArtifacts = RankArtifacts | ArtifactReader  # of a launched rank, and of a slot
+OpenArtifacts = Callable[[JobSpec, str], ReadableArtifacts]
+"""Makes the artifacts of a job readable on this rank, from the directory that rank 0 knows; collective."""
 
 
 def share(communicator: Communicator, spec: JobSpec, folder: str, cache: Path | None = None) -> RankArtifacts:

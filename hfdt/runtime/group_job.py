@@ -239,14 +239,14 @@ class GroupJob(RingJob):
         self.speeds = {str(member): steps for member, steps in zip(self._members, recent, strict=True)}
 
     def statistics(self, **more: int) -> dict[str, Any]:
-        """Return the totals of the group, in the form of one worker's."""
-        exchange = self.exchange
-        exchange_s = exchange.counts.exchange_s
+        """Return the totals of the group, in the form of one worker's. Only rank 0 calls it."""
+        counts, client = self.exchange.counts, self.exchange.client
+        assert client is not None
         return {
-            **step_totals(self.samples, self.steps, self.compute_s, max(0.0, self.compute_s - exchange_s)),
-            "exchange_s": round(exchange_s, 6),
-            **push_totals(exchange.counts, exchange),
-            **codec_totals(self.spec.algorithm.codec, exchange.codecs),
+            **step_totals(self.samples, self.steps, self.compute_s, max(0.0, self.compute_s - counts.exchange_s)),
+            "exchange_s": round(counts.exchange_s, 6),
+            **push_totals(counts, client),
+            **codec_totals(self.spec.algorithm.codec, client.codecs),
             "ranks": self._communicator.size,
             BY_RANK: self._by_rank,
             "recent": self.speeds,

@@ -21,7 +21,7 @@ from hfdt.runtime.artifacts import share
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.outer import connect
 from hfdt.runtime.ring import Command, Ring
-from hfdt.runtime.slot_connection import LOOK_S, FailureWatch, SlotConnection, leave_failure, report_failure
+from hfdt.runtime.slot_connection import LOOK_S, SlotConnection, leave_failure, report_failure, watch_failures
 from hfdt.runtime.state_service import StateService
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.specs.job import parse_job
@@ -213,13 +213,13 @@ def lead(ring: Ring, server: str, directory: Path, members: Sequence[int] = ()) 
     """Run as rank 0, of a ring or of the group with these members."""
     kind = GroupLeader if members else Leader
     connection = SlotConnection.of_ring(directory, server, kind.roles)
-    watch = FailureWatch(directory, connection)
+    failure_reported = watch_failures(directory, connection)
     try:
         kind(ring, connection, members).run()
     except Exception as error:
         logger.exception("rank 0 failed")
         if is_broken_world(error):
-            watch.reported.wait(BLAME_S)  # another rank has the reason; otherwise the launcher's log has it
+            failure_reported.wait(BLAME_S)  # another rank has the reason; otherwise the launcher's log has it
         else:
             report_failure(directory, connection, 0, error)
         connection.stopped.wait(BLAME_S)

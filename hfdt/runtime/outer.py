@@ -71,12 +71,13 @@ class GroupExchange:
 
     Args:
         communicator: The group.
-        client: Client of rank 0; None on the others.
+        client: Client of rank 0, see the attribute.
         size: Number of weights, P.
         first_update: The optimizer's ``iterations`` at the start of the job.
         shards: Number of shards of the job.
 
     Attributes:
+        client: Client of rank 0; None on the others.
         weights: Flat, shape ``(P,)``, float32, as last received by this group; None: they must be pulled.
         version: Value of ``optimizer.iterations`` for these weights.
         wants_weights: Whether the replies to pushes should contain weights.
@@ -85,7 +86,7 @@ class GroupExchange:
     def __init__(
         self, communicator: Communicator, client: ParameterClient | None, size: int, first_update: int, shards: int
     ) -> None:
-        self._communicator, self._client, self._size = communicator, client, size
+        self._communicator, self.client, self._size = communicator, client, size
         self._first, self._shards = first_update, shards
         self.weights: Array | None = None
         self.version = first_update
@@ -95,7 +96,7 @@ class GroupExchange:
     def pull(self) -> Array:
         """Return the current weights on every rank; collective."""
         began = time.perf_counter()
-        pulled = self._client.pull() if self._client else None
+        pulled = self.client.pull() if self.client else None
         weights = self._spread(pulled)
         self.counts.exchange_s += time.perf_counter() - began
         return weights
@@ -120,7 +121,7 @@ class GroupExchange:
             denominator: Denominator of a gradient, as in ``PushOptions``.
         """
         began = time.perf_counter()
-        pushed = self._push(vector, samples, rate, tasks, denominator) if self._client else None
+        pushed = self._push(vector, samples, rate, tasks, denominator) if self.client else None
         if self._is_answered(tasks[0]):
             self._spread(pushed)
         else:
@@ -133,14 +134,14 @@ class GroupExchange:
 
     def _push(self, vector: Array, samples: int, rate: float, tasks: Sequence[Task], denominator: float) -> Pushed:
         task = tasks[0]
-        assert self._client is not None
+        assert self.client is not None
         # A non-finite gradient is also pushed: all of the shards drop it and close its round.
         if self._shards > 1 and not np.isfinite(vector).all():
             vector = np.full_like(vector, np.nan)
         options: PushOptions = {"round": task.round, "part": task.part, "parts": max(task.parts, 1), "samples": samples}
         options |= {"tasks": [t.task for t in tasks], "tickets": b"".join(t.ticket for t in tasks)}
         options |= {"rate": rate, "denominator": denominator, "want_weights": self._is_answered(task)}
-        pushed = self._client.push(vector, **options)
+        pushed = self.client.push(vector, **options)
         self.counts.staleness[pushed.staleness] += 1
         self.counts.batch_sizes[samples] += 1
         self.counts.dropped += not pushed.applied
@@ -148,28 +149,10 @@ class GroupExchange:
 
     def _spread(self, answer: Pulled | Pushed | None) -> Array:
         """Return rank 0's reply on every rank."""
-        if answer is None:
-            weights, version = self._communicator.receive_vector(self._size)
-        else:
-            assert answer.weights is not None
-            weights, version = self._communicator.send_vector(answer.weights, self._first + answer.versions[0])
-        self.weights, self.version = weights, version
+        sent = (answer.weights, self._first + answer.versions[0]) if answer is not None else ()
+        weights, self.version = self._communicator.broadcast_vector(self._size, *sent)
+        self.weights = weights
         return weights
-
-    @property
-    def bytes_sent(self) -> int:
-        """Number of bytes that rank 0 sent."""
-        return self._client.bytes_sent if self._client else 0
-
-    @property
-    def bytes_received(self) -> int:
-        """Number of bytes that rank 0 received."""
-        return self._client.bytes_received if self._client else 0
-
-    @property
-    def codecs(self) -> dict[str, Any]:
-        """Codecs in use, if they are chosen while the job runs."""
-        return dict(self._client.codecs) if self._client else {}
 
 
 class GradientOuter:

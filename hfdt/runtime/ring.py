@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hfdt.runtime.artifacts import OpenArtifacts
-from hfdt.runtime.communicator import Communicator
+from hfdt.runtime.communicator import Communicator, join_parts, split_parts
 from hfdt.runtime.group_job import GroupJob
 from hfdt.runtime.job import RingJob
 from hfdt.runtime.outer import Connect
@@ -18,8 +18,6 @@ from nfdt.core.work import instructions as ins
 from nfdt.core.work.messages import read_instruction
 from nfdt.core.work.spans import SpanRing
 from nfdt.model.program.state import load_state
-
-_LENGTH = 8
 
 
 @dataclass(frozen=True)
@@ -41,17 +39,14 @@ class Command:
     state: bytes = b""
 
     def encode(self) -> bytes:
-        """Return the command as bytes: header, reply, state."""
-        header = json.dumps({"kind": self.kind, "values": self.values, "reply": len(self.reply)}).encode()
-        return len(header).to_bytes(_LENGTH, "little") + header + self.reply + self.state
+        """Return the command as bytes."""
+        return join_parts(self.kind.encode(), json.dumps(self.values).encode(), self.reply, self.state)
 
     @classmethod
     def decode(cls, data: bytes) -> Command:
         """Decode the result of :meth:`encode`."""
-        start = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
-        header = json.loads(data[_LENGTH:start])
-        stop = start + header["reply"]
-        return cls(header["kind"], header["values"], data[start:stop], data[stop:])
+        kind, values, reply, state = split_parts(data)
+        return cls(kind.decode(), json.loads(values), reply, state)
 
     @property
     def instruction(self) -> ins.Instruction:

@@ -92,7 +92,7 @@ class SlotConnection:
             os._exit(error.exit_code)
 
     def begin(self, job_id: str) -> None:
-        """Set the current job."""
+        """Set the current job, which is not over."""
         self.job_id = job_id
         self.stopped.clear()
 
@@ -146,37 +146,33 @@ def report_failure(directory: Path, connection: SlotConnection | None, rank: int
         connection.send("worker", failed=failure_of(connection.job_id, error, rank))
 
 
-class FailureWatch:
-    """Thread of the leader that reports the first failure of a rank to the server.
+def watch_failures(directory: Path, connection: SlotConnection) -> threading.Event:
+    """Start a thread that reports the first failure of a rank to the server; the leader calls it.
 
     Args:
         directory: Directory of the ring.
         connection: Registration at the server.
 
-    Attributes:
-        reported: Set when a failure has been reported.
+    Returns:
+        An event that is set when a failure has been reported.
     """
+    reported = threading.Event()
 
-    def __init__(self, directory: Path, connection: SlotConnection) -> None:
-        self._directory, self._connection = directory, connection
-        self.reported = threading.Event()
-        threading.Thread(target=self._look, name="failures", daemon=True).start()
-
-    def _look(self) -> None:
-        pause = threading.Event()
-        while not pause.wait(LOOK_S):
+    def look() -> None:
+        while not reported.wait(LOOK_S):
             try:
-                if self._report():
-                    self.reported.set()
-                    return
+                if connection.job_id and (failed := _first_failure(directory)) is not None:
+                    failed.job_id = connection.job_id
+                    connection.send("worker", failed=failed)
+                    reported.set()
             except (OSError, ValueError, json_format.ParseError) as error:  # of one file, at one moment: retry
                 logger.warning("what a rank left behind could not be read: %s", error)
 
-    def _report(self) -> bool:
-        for path in sorted(self._directory.glob("failure-*.json"), key=lambda p: p.stat().st_mtime):
-            if self._connection.job_id:
-                failed = json_format.ParseDict(json.loads(path.read_text()), pb.SlotFailed())
-                failed.job_id = self._connection.job_id
-                self._connection.send("worker", failed=failed)
-                return True
-        return False
+    threading.Thread(target=look, name="failures", daemon=True).start()
+    return reported
+
+
+def _first_failure(directory: Path) -> pb.SlotFailed | None:
+    """Return the exception of the rank that failed first; None if no rank has failed."""
+    files = sorted(directory.glob("failure-*.json"), key=lambda path: path.stat().st_mtime)
+    return json_format.ParseDict(json.loads(files[0].read_text()), pb.SlotFailed()) if files else None

@@ -102,7 +102,7 @@ class OneRank:
         return tensor
 
     @staticmethod
-    def send_vector(weights, version):
+    def broadcast_vector(size, weights, version):
         return np.array(weights), version
 
 

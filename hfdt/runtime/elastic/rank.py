@@ -19,7 +19,7 @@ from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.elastic.ring import ElasticRing
 from hfdt.runtime.leader import BLAME_S, Leader
 from hfdt.runtime.ring import Command
-from hfdt.runtime.slot_connection import FailureWatch, SlotConnection, report_failure
+from hfdt.runtime.slot_connection import SlotConnection, report_failure, watch_failures
 from nfdt.core.specs.horovod_options import NEWS
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
@@ -128,7 +128,7 @@ class ElasticRank:
             assert directory is not None
             self._connection = SlotConnection.of_ring(directory, self._server, ElasticLeader.roles)
             self._leader = ElasticLeader(self._ring, self._connection)
-            FailureWatch(directory, self._connection)
+            watch_failures(directory, self._connection)
         self._leader.run()
 
     def _report_failure(self, error: BaseException) -> None:

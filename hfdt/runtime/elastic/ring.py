@@ -37,6 +37,10 @@ class Candidate:
         job: Identifier of its job; "" for none.
         reaches_server: Whether it can reach the job server.
         leads: Whether it is the current leader.
+        directory: Directory of the ring; "" if the rank does not know it.
+        used: Numbers of all ranks that its last commit has metrics of.
+        resets: Number of changes of the set of ranks that it knows of.
+        attempted: Highest step that it has begun.
     """
 
     number: int
@@ -44,6 +48,10 @@ class Candidate:
     job: str
     reaches_server: bool
     leads: bool
+    directory: str = ""
+    used: Sequence[int] = ()
+    resets: int = 0
+    attempted: int = 0
 
 
 def elect(candidates: Sequence[Candidate]) -> int:
@@ -61,9 +69,9 @@ def elect(candidates: Sequence[Candidate]) -> int:
     return max(able, key=lambda rank: (candidates[rank].leads, candidates[rank].commit, -rank))
 
 
-def assign_numbers(candidates: Sequence[Candidate], used: Sequence[int]) -> list[int]:
+def assign_numbers(candidates: Sequence[Candidate]) -> list[int]:
     """Return a number for every rank: its own, or a previously unused one."""
-    following = max([-1, *used, *(c.number for c in candidates)]) + 1
+    following = max([-1, *(number for c in candidates for number in (c.number, *c.used))]) + 1
     numbers = []
     for candidate in candidates:
         numbers.append(candidate.number if candidate.number >= 0 else following)
@@ -110,7 +118,7 @@ class ElasticRing(Ring, State):
 
     def reset(self) -> None:
         """Read rank and size in the new communicator."""
-        self.communicator.look()
+        self.communicator.read_position()
 
     def leaving(self) -> None:
         """Prepare for the next communicator, which writes a separate timeline."""
@@ -123,40 +131,36 @@ class ElasticRing(Ring, State):
 
     def rendezvous(self) -> None:
         """Agree on a leader, a job and its state; collective, and the first call with every new communicator."""
-        found = [json.loads(text) for text in self.communicator.gather(json.dumps(self._candidacy()).encode())]
-        candidates = [Candidate(**answer["candidate"]) for answer in found]
+        own_candidacy = json.dumps(asdict(self._candidacy())).encode()
+        candidates = [Candidate(**json.loads(text)) for text in self.communicator.gather(own_candidacy)]
         self.communicator.leader = elect(candidates)
         self.leads = self.communicator.leads
-        used = [number for answer in found for number in answer["used"]]
-        numbers = assign_numbers(candidates, used)
+        numbers = assign_numbers(candidates)
         self.number = numbers[self.communicator.rank]
-        self.resets = max(answer["resets"] for answer in found)
+        self.resets = max(candidate.resets for candidate in candidates)
         leader = candidates[self.communicator.leader]
-        self.directory = Path(found[self.communicator.leader]["directory"])
+        self.directory = Path(leader.directory)
         if any(candidate.job != leader.job for candidate in candidates):
             own = self._command.encode() if self.leads else None
             self._apply(Command.decode(self.communicator.broadcast(own)))
         if self.job is not None:
-            self.job.attempted = max(answer["attempted"] for answer in found)
+            self.job.attempted = max(candidate.attempted for candidate in candidates)
             self._restore(self.job, same=len({c.commit for c in candidates}) == 1, present=numbers)
 
-    def _candidacy(self) -> dict[str, Any]:
+    def _candidacy(self) -> Candidate:
         job = self.job
         snapshot = job.snapshot if job is not None else None
-        candidate = Candidate(
+        return Candidate(
             number=self.number,
             commit=snapshot.commit if snapshot else -1,
             job=self.job_id,
             reaches_server=self._reaches_server,
             leads=self.leads,
+            directory=str(self.directory or ""),
+            used=sorted(snapshot.metrics) if snapshot else (),
+            resets=self.resets,
+            attempted=job.attempted if job is not None else 0,
         )
-        return {
-            "candidate": asdict(candidate),
-            "used": sorted(snapshot.metrics) if snapshot else [],
-            "resets": self.resets,
-            "directory": str(self.directory or ""),
-            "attempted": job.attempted if job is not None else 0,
-        }
 
     def _restore(self, job: ElasticJob, *, same: bool, present: list[int]) -> None:
         snapshot = job.snapshot
