@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from typing import Any
@@ -37,9 +38,9 @@ def split_parts(data: bytes) -> list[bytes]:
 
 
 class Communicator:
-    """Position of this process among the ranks, and their collective operations; one object per process.
+    """Position of this process among the ranks, and their collective operations.
 
-    Every method except the properties is collective: all ranks call it, in the same order.
+    There is one object per process. All ranks call its methods in the same order.
 
     Attributes:
         rank: Rank of this process.
@@ -96,8 +97,12 @@ class Communicator:
         own = np.frombuffer(join_parts(data), np.uint8)
         return split_parts(_numpy(mpi_ops.allgather(tf.constant(own), name="hfdt_report")).tobytes())
 
+    def gather_json(self, value: Any) -> list[Any]:
+        """Return every rank's JSON value, by rank."""
+        return [json.loads(text) for text in self.gather(json.dumps(value).encode())]
+
     def reducer(self, codec: str) -> Callable[[Any, str], Any]:
-        """Return :meth:`sum` for tensors that are sent in the format of a codec: ``identity``, ``fp16`` or ``bf16``.
+        """Return a function like :meth:`sum` that sends tensors in the format ``identity``, ``fp16`` or ``bf16``.
 
         Raises:
             UsageError: another codec.
@@ -122,6 +127,7 @@ class Communicator:
         """Return the sum of a tensor over all ranks; also usable inside a graph."""
         if self._alone:
             return tensor
+        # Horovod matches operations of ranks by their names, which the scopes of a rank's own graph would change.
         return mpi_ops._allreduce(tensor, name=name, op=hvd.Sum, ignore_name_scope=True)
 
 

@@ -23,8 +23,6 @@ from hfdt.runtime.outer import connect
 from hfdt.runtime.ring import Command, Ring
 from hfdt.runtime.slot_connection import LOOK_S, SlotConnection, leave_failure, report_failure, watch_failures
 from hfdt.runtime.state_service import StateService
-from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.specs.job import parse_job
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.heartbeat import Heartbeat
@@ -81,7 +79,7 @@ class Leader:
         if self._assignment is None:
             self._assignment = self._next_assignment(self.roles[0])
             if self._assignment is not None:
-                self._connection.begin(self._assignment.job_id)
+                self._connection.begin_job(self._assignment.job_id)
         elif not self._started:
             self._start_job(self._assignment)
             self._started = True
@@ -179,14 +177,11 @@ class GroupLeader(Leader):
             self._client.close()
 
     def _start_job(self, assignment: pb.WorkerAssignment) -> None:
-        self._ring.connect = functools.partial(self._connect, assignment)
         self._build(assignment, members=self._members)
+        job, number, stopped = self._ring.job, self._members[0], self._connection.stopped
+        self._client = connect(assignment, job.step.layout, spec=job.spec, number=number, stopped=stopped)
+        job.exchange.client = self._client
         self._start_work(assignment)
-
-    def _connect(self, assignment: pb.WorkerAssignment, layout: ParameterLayout) -> ParameterClient:
-        spec, stopped = parse_job(assignment.spec_json), self._connection.stopped
-        self._client = connect(assignment, layout, spec=spec, number=self._members[0], stopped=stopped)
-        return self._client
 
     def _leave(self) -> None:
         self._end_job()
@@ -198,7 +193,7 @@ def broadcast_interval_s(environment: Mapping[str, str]) -> float:
     return min(WAIT_S, (float(text) if text.isdigit() and int(text) else 60.0) / 2)
 
 
-def take_part(communicator: Communicator, options: argparse.Namespace) -> None:
+def run_launched_rank(communicator: Communicator, options: argparse.Namespace) -> None:
     """Run as a rank that a launcher has started, until the end."""
     path = str(options.ring).encode() if communicator.leads else None
     directory = Path(communicator.broadcast(path).decode())

@@ -11,7 +11,6 @@ from hfdt.runtime.artifacts import OpenArtifacts
 from hfdt.runtime.communicator import Communicator, join_parts, split_parts
 from hfdt.runtime.group_job import GroupJob
 from hfdt.runtime.job import RingJob
-from hfdt.runtime.outer import Connect
 from nfdt.core.specs.job import parse_job
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
@@ -26,7 +25,7 @@ class Command:
 
     Attributes:
         kind: ``job`` (build it), ``do`` (execute an instruction of the coordinator), ``release`` (drop the job),
-            ``idle`` (no action: rank 0 waits, and Horovod must not consider the others stalled; an elastic ring checks
+            ``idle`` (nothing: rank 0 waits, and Horovod must not consider the others stalled; an elastic ring checks
             for new hosts), ``quit``.
         values: JSON values: the assignment of a job; the new learning rate of an instruction.
         reply: The coordinator's ``NextReply``, serialised.
@@ -66,7 +65,6 @@ class Ring:
         communicator: All ranks.
         job: The current job; None between two jobs.
         job_id: Its identifier; "" between two jobs.
-        connect: Connects rank 0 of a group to the shards; None on the other ranks and in a ring.
     """
 
     def __init__(
@@ -76,7 +74,6 @@ class Ring:
         self._open_artifacts, self._spans = open_artifacts, spans
         self.job: Any = None
         self.job_id = ""
-        self.connect: Connect | None = None
 
     def follow(self) -> None:
         """Execute the commands of the leader until the command to quit."""
@@ -95,7 +92,7 @@ class Ring:
         elif command.kind == "release":
             self.job, self.job_id = None, ""
         elif command.kind == "do" and self.job is not None:
-            if command.state:
+            if command.state:  # written by the coordinator since the last command
                 self.job.step.load(load_state(command.state))
             if (rate := command.values.get("learning_rate")) is not None:
                 self.job.step.set_learning_rate(rate)
@@ -108,7 +105,8 @@ class Ring:
         artifacts = self._open_artifacts(spec, values["artifacts"])
         if "members" not in values:
             return RingJob(spec, self.communicator, artifacts, spans=self._spans)
-        job = GroupJob(spec, self.communicator, artifacts, values["members"], self.connect, self._spans)
+        # Speeds are measured by the ranks that train: the cost of a step in a group cannot be measured elsewhere.
+        job = GroupJob(spec, self.communicator, artifacts, values["members"], self._spans)
         job.measure()
         return job
 

@@ -1,6 +1,6 @@
-"""Registration of rank 0 at a job server: two slots, one as the worker and one as the shard of its ranks.
+"""Connection of rank 0 to a job server, and the files in which other ranks leave the exceptions that end them.
 
-Rank 0 of a group has only the worker slot. The exception of another rank reaches rank 0 and the job server in a file.
+Rank 0 registers two slots: one as the worker and one as the shard of its ranks. Rank 0 of a group registers a worker.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class SlotConnection:
             logging.shutdown()
             os._exit(error.exit_code)
 
-    def begin(self, job_id: str) -> None:
+    def begin_job(self, job_id: str) -> None:
         """Set the current job, which is not over."""
         self.job_id = job_id
         self.stopped.clear()

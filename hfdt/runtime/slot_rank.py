@@ -14,7 +14,7 @@ from hfdt.keras.horovod_api import is_broken_world
 from hfdt.runtime.artifacts import OpenArtifacts
 from hfdt.runtime.communicator import Communicator, share_machine
 from hfdt.runtime.leader import GroupLeader, Leader
-from hfdt.runtime.rendezvous_relay import RendezvousRelay
+from hfdt.runtime.rendezvous_relay import serve_rendezvous
 from hfdt.runtime.ring import Ring
 from hfdt.runtime.slot_connection import SlotConnection
 from nfdt.core.errors import NfdtError, ServerUnreachable, UsageError
@@ -61,7 +61,7 @@ def run_rank(
         server: The job server.
         open_artifacts: Opens the artifacts of the job.
         joined: Called when all ranks are connected.
-        spans: Takes what this rank does.
+        spans: Records what this rank does.
 
     Raises:
         ServerUnreachable: The connection to the other ranks is lost.
@@ -91,9 +91,9 @@ def _join(assignment: pb.RankAssignment, server: ServerAccess) -> Communicator:
 
     os.environ.update(assignment.environment)
     os.environ["HOROVOD_GLOO_IFACE"] = interface_of(assignment.host or LOOPBACK)
-    with RendezvousRelay(exchange) as relay:
+    with serve_rendezvous(exchange) as port:
         os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = LOOPBACK
-        os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(relay.port)
+        os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(port)
         try:
             return Communicator()
         except NfdtError:  # Horovod is not installed

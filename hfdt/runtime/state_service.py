@@ -92,7 +92,7 @@ class StateService(shards_pb2_grpc.ShardServicer):
     def Write(self, request_iterator: Iterator[pb.StateChunk], context: Any) -> pb.AdminReply:
         """Replace the weights and, where given, the optimizer variables."""
         state, data = self._receive(request_iterator)
-        self._step.load(state)
+        self._step.load(state)  # at once, as the coordinator may read before the next command
         with self._lock:
             self._state = data
         return pb.AdminReply(version=self.version)

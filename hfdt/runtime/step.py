@@ -38,7 +38,7 @@ class AllreduceStep:
         manifest: Program of the model.
         state: Initial state.
         reduce: Sums a tensor over all ranks, by a name.
-        shared: What the ranks know of the denominator of the loss.
+        shared: Agreement of the ranks on the denominator of the loss.
         scales: Whether :meth:`set_factor` will be called.
 
     Attributes:
@@ -142,14 +142,14 @@ class AllreduceStep:
             tf.cast(tf.reshape(gradient[slot.start : slot.stop], slot.shape), variable.dtype)
             for slot, variable in zip(self.layout.slots, self._variables, strict=True)
         ]
-        if tf.get_static_value(finite):
-            self.optimizer.apply(parts, self._variables)
-            return
 
-        def move() -> None:
+        def update() -> None:
             self.optimizer.apply(parts, self._variables)
 
-        tf.cond(finite, move, lambda: None)
+        if tf.get_static_value(finite):  # without a dynamic loss scale
+            update()
+        else:
+            tf.cond(finite, update, lambda: None)
 
     def _respect_decay(self, manifest: Manifest) -> None:
         """Apply the program's ``decay``: an optimizer's configuration lacks ``exclude_from_weight_decay()``."""

@@ -38,7 +38,7 @@ TAIL = 30  # lines of a log in an error
 
 
 class ChaosCluster:
-    """Processes of one trial, all on this machine, and all started here.
+    """Processes of one trial on this machine, started as a user starts them.
 
     Args:
         row: Numbers and options.
@@ -53,7 +53,8 @@ class ChaosCluster:
     def __init__(self, row: ClusterRow, script: Sequence[str], folder: Path) -> None:
         self._row, self._script, self._folder = row, list(script), folder
         self.state_dir, self._temporary = folder / "state", folder / "tmp"
-        self._mark = secrets.token_hex(8)  # in the environment of all processes
+        # In the environment of all processes, so that those that are left are found whatever their parent is by then.
+        self._mark = secrets.token_hex(8)
         self._segments_before = shared_memory_segments()
         self.relays: dict[TargetRole, Relay] = {}
         self._address = "127.0.0.1:0"

@@ -79,23 +79,21 @@ class Rule:
     """Damage to the connections of some processes.
 
     Attributes:
-        pids: The processes; None: all.
+        pids: The processes.
         cut: Whether their connections end, and new ones are refused.
         mbit: Bandwidth in each direction, in Mbit/s; None: unlimited.
         delay_ms: Delay in each direction.
         flip: Position of the bit to flip in the next bytes for the server, as a fraction; None: no bit.
     """
 
-    pids: Sequence[int] | None = None
+    pids: Sequence[int]
     cut: bool = False
     mbit: float | None = None
     delay_ms: float = 0.0
     flip: float | None = None
 
-    def ports(self) -> set[int] | None:
-        """Return the local ports of the processes; None: all."""
-        if self.pids is None:
-            return None
+    def ports(self) -> set[int]:
+        """Return the local ports of the processes: by these the relay tells the connections of processes apart."""
         found: set[int] = set()
         for pid in self.pids:
             with contextlib.suppress(psutil.Error):
@@ -154,7 +152,7 @@ class Passages:
             near.transport.abort()
             return
         port = near.get_extra_info("peername")[1]
-        rules = {n: r for n, r in self._rules.items() if (ports := r.ports()) is None or port in ports}
+        rules = {n: r for n, r in self._rules.items() if port in r.ports()}
         passage = Passage(port, near, far, rules)
         if any(rule.cut for rule in rules.values()):
             passage.cut()
@@ -179,7 +177,7 @@ class Passages:
         ports = rule.ports() if rule is not None else set[int]()
         for passage in list(self._passages):
             passage.rules.pop(number, None)
-            if rule is not None and (ports is None or passage.port in ports):
+            if rule is not None and passage.port in ports:
                 passage.rules[number] = rule
                 if rule.cut:
                     passage.cut()

@@ -52,9 +52,9 @@ class Trial:
         cluster: The cluster, or another one with the same methods.
         injector: Injector of its faults, or another one with the same methods.
         faults: The faults.
-        patience_s: Seconds without any event of a job after which the trial is given up.
-        stopped: Event that ends the trial early.
-        log: Function that receives one line per fault.
+        patience_s: Number of seconds without any event of a job after which the trial ends.
+        stopped: Ends the trial early when it is set.
+        log: Called with one line of text per fault.
     """
 
     def __init__(

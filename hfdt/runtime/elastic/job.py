@@ -1,4 +1,4 @@
-"""Job whose ranks may join and leave: state is committed periodically, and restored from the copy after a failure."""
+"""Job whose ranks may join and leave: its state is copied after each instruction, and restored after a loss."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class ElasticJob(RingJob):
         """
         own = self.snapshot
         self.step.load(snapshot.state)
-        self.step.shared.forget()
+        self.step.shared.reset()
         untrained = own.untrained if own is not None else snapshot.untrained
         self._untrained.write(untrained)
         self._base = snapshot.base

@@ -9,12 +9,11 @@ import logging
 import os
 from pathlib import Path
 
-from horovod.common.elastic import run_fn
-from horovod.common.exceptions import HorovodInternalError
 from horovod.runner.common.util import network
 
 from hfdt.horovodrun import find_loopback_port
-from hfdt.keras.horovod_api import enter_next_world, is_broken_world
+from hfdt.keras.elastic import run_in_worlds
+from hfdt.keras.horovod_api import enter_next_world
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.elastic.ring import ElasticRing
 from hfdt.runtime.leader import BLAME_S, Leader
@@ -93,7 +92,7 @@ class ElasticRank:
         if os.environ.get("HOROVOD_GLOO_IFACE") == "lo":
             network.find_port = find_loopback_port  # of the service that receives host updates
         try:
-            run_fn(self._work, self._enter_next_world)(self._ring)
+            run_in_worlds(self._work, self._enter_next_world)(self._ring)
         except Exception as error:
             if error is not self._lost:
                 self._report_failure(error)
@@ -111,16 +110,11 @@ class ElasticRank:
             raise
 
     def _work(self, ring: ElasticRing) -> None:
-        try:
-            ring.rendezvous()
-            if ring.leads:
-                self._lead()
-            else:
-                ring.follow()
-        except Exception as error:
-            if is_broken_world(error):
-                raise HorovodInternalError(str(error)) from error
-            raise
+        ring.rendezvous()
+        if ring.leads:
+            self._lead()
+        else:
+            ring.follow()
 
     def _lead(self) -> None:
         if self._leader is None:
@@ -133,6 +127,7 @@ class ElasticRank:
 
     def _report_failure(self, error: BaseException) -> None:
         """Report the exception of this rank to the server, which then ends the job."""
+        # Horovod would start the rank again, which would raise again, and the traceback would be lost.
         rank = self._ring.communicator.rank
         logger.exception("rank %d failed", rank)
         if self._ring.directory is not None:

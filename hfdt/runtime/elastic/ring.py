@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import functools
-import json
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -60,6 +60,7 @@ def elect(candidates: Sequence[Candidate]) -> int:
     Raises:
         JobFailed: no rank can reach the job server.
     """
+    # Horovod would elect by the age of hosts, but the server may listen on the loopback interface of one machine.
     able = [rank for rank, candidate in enumerate(candidates) if candidate.reaches_server]
     if not able:
         raise JobFailed(
@@ -71,12 +72,8 @@ def elect(candidates: Sequence[Candidate]) -> int:
 
 def assign_numbers(candidates: Sequence[Candidate]) -> list[int]:
     """Return a number for every rank: its own, or a previously unused one."""
-    following = max([-1, *(number for c in candidates for number in (c.number, *c.used))]) + 1
-    numbers = []
-    for candidate in candidates:
-        numbers.append(candidate.number if candidate.number >= 0 else following)
-        following += candidate.number < 0
-    return numbers
+    unused = itertools.count(max(number for c in candidates for number in (c.number, *c.used)) + 1)
+    return [candidate.number if candidate.number >= 0 else next(unused) for candidate in candidates]
 
 
 class ElasticRing(Ring, State):
@@ -131,8 +128,8 @@ class ElasticRing(Ring, State):
 
     def rendezvous(self) -> None:
         """Agree on a leader, a job and its state; collective, and the first call with every new communicator."""
-        own_candidacy = json.dumps(asdict(self._candidacy())).encode()
-        candidates = [Candidate(**json.loads(text)) for text in self.communicator.gather(own_candidacy)]
+        found = self.communicator.gather_json(asdict(self._candidacy()))
+        candidates = [Candidate(**fields) for fields in found]
         self.communicator.leader = elect(candidates)
         self.leads = self.communicator.leads
         numbers = assign_numbers(candidates)
@@ -187,6 +184,7 @@ class ElasticRing(Ring, State):
             return ins.Report()
         if command.kind == "do":
             report = super().execute(command)
+            # The report is part of the commit: a new leader sends it again if the fate of the last one is unknown.
             committed = report if isinstance(command.instruction, ins.Work) else ins.Report()
         else:
             self._apply(command)
