@@ -1,6 +1,6 @@
 """Drop-in for ``horovod.tensorflow.keras`` on Keras 3: ``import hfdt.keras as hvd``.
 
-Horovod is imported at the first call of one of its functions.
+Horovod is imported when one of its functions is first used.
 """
 
 from __future__ import annotations

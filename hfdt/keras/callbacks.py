@@ -11,7 +11,7 @@ import numpy as np
 
 from hfdt.keras.collectives import allreduce, broadcast_variables, gather_json, shared_state
 from hfdt.keras.horovod_api import horovod
-from hfdt.keras.optimizer import adopt
+from hfdt.keras.optimizer import prepare_model
 from hfdt.keras.partial_reduction import LocalVariables
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import UsageError
@@ -25,7 +25,7 @@ class _RankCallback(keras.callbacks.Callback):
     def set_model(self, model: Any) -> None:
         """Store the model; Keras calls this before it compiles the training step."""
         super().set_model(model)
-        adopt(model)
+        prepare_model(model)
 
 
 class BroadcastGlobalVariablesCallback(_RankCallback):

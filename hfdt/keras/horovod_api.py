@@ -101,7 +101,7 @@ def is_elastic() -> bool:
 
 
 def is_broken_world(error: BaseException) -> bool:
-    """Return whether the error is caused by the end of another rank, which has the actual reason."""
+    """Return whether the error is caused by the end of another rank, whose own error has the reason."""
     import tensorflow as tf
 
     return isinstance(error, tf.errors.OpError) and any(name in str(error) for name in ("Horovod", "horovod", "hfdt_"))

@@ -1,4 +1,4 @@
-"""The user's own optimizer with a reduction of all ranks' gradients before ``apply``, of all variables or of some."""
+"""Optimizers that reduce the gradients of all ranks before they apply them: of all variables, or of some."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def distributed_apply(optimizer: Any) -> DistributedApply | None:
     return found if isinstance(found, DistributedApply) else None
 
 
-def adopt(model: Any) -> None:
+def prepare_model(model: Any) -> None:
     """Prepare a compiled model for its distributed optimizer; the callbacks do it when Keras sets their model.
 
     If ``compile`` has put a LossScaleOptimizer around the optimizer, gradients are reduced before that one: all ranks

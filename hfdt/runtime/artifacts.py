@@ -1,4 +1,4 @@
-"""Access to a job's artifacts on every rank: in the server's directory if readable, else copies sent by rank 0."""
+"""A job's artifacts on each rank: read from the server's directory if possible, else from copies that rank 0 sends."""
 
 from __future__ import annotations
 
@@ -68,5 +68,5 @@ def share(communicator: Communicator, spec: JobSpec, folder: str, cache: Path | 
 
 
 def _sizes(folder: Path, names: Iterable[str]) -> dict[str, int]:
-    """Return the sizes of these files in a directory, as far as they are there."""
+    """Return the sizes of those of the named files that are in a directory."""
     return {name: (folder / name).stat().st_size for name in names if (folder / name).is_file()}

@@ -1,4 +1,4 @@
-"""Injection of faults into a cluster, and their end."""
+"""Injection of faults into a cluster, and the end of those that last for a time."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Restart:
 
 
 class Injector:
-    """Injector of the faults of one trial; the caller polls it.
+    """Injects the faults of one trial. The caller polls it to end faults and to restart processes.
 
     Args:
         cluster: The cluster.
@@ -57,7 +57,7 @@ class Injector:
         self.injections: list[Injection] = []
 
     def expects_end(self, role: str) -> bool:
-        """Whether a fault has ended the process of a role, and it has not been started again yet."""
+        """Whether a fault has ended the process of a role, which has not been restarted yet."""
         return role in self._restarts
 
     def inject(self, fault: PlannedFault) -> Injection | None:
@@ -78,7 +78,7 @@ class Injector:
         return injection
 
     def poll(self) -> None:
-        """End the faults whose time is over; start the processes again that faults have ended."""
+        """End the faults whose time is over, and restart the processes that faults have ended."""
         now = time.monotonic()
         over = [end for end in self._ends if end[0] <= now]
         self._ends = [end for end in self._ends if end[0] > now]

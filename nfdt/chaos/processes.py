@@ -90,7 +90,7 @@ FOREIGN = ("__autograph_generated_file", "__pycache__", "tmp")  # of TensorFlow 
 
 
 def find_leftovers(mark: str, temporary: Path, addresses: Sequence[str], segments_before: Collection[str]) -> list[str]:
-    """Return what a trial has left behind, in words, after a while for what is about to end. Left processes are killed.
+    """Describe what a trial has left behind; wait for what is about to end, and kill processes that are left.
 
     Args:
         mark: Mark of the trial's processes.

@@ -1,4 +1,4 @@
-"""Schedule of faults: the TOML file of ``nfdt chaos``, validated, and their times: the same for the same seed."""
+"""Schedules of faults: the TOML file of ``nfdt chaos``, and the times of its faults, which the seed determines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _Drawn = TypeVar("_Drawn")
 
 @dataclass(frozen=True)
 class KindFacts:
-    """Facts about one kind of fault.
+    """Roles and fields of one kind of fault.
 
     Attributes:
         roles: Roles of the processes that it can hit.
@@ -127,7 +127,7 @@ class FaultRow(_Row):
 
 
 class Schedule(_Row):
-    """A whole schedule."""
+    """Schedule of a trial: the seed, the cluster and the faults."""
 
     seed: int = 0
     cluster: ClusterRow = ClusterRow()

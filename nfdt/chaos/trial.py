@@ -74,7 +74,7 @@ class Trial:
         self._record = TrialRecord()
 
     def run(self) -> TrialRecord:
-        """Run until the script ends, or does not go on; end all processes and return the record."""
+        """Run until the script ends or makes no progress; end all processes and return the record."""
         record = self._record
         try:
             self._cluster.start()
@@ -108,7 +108,7 @@ class Trial:
         self._record.problems.append("it was stopped")
 
     def _ended(self) -> str | None:
-        """Return the reason if a process has ended by itself, "" if the script has in order, None if all run."""
+        """Return why a process has ended by itself, "" if the script has ended in order, None if all processes run."""
         for name in self._cluster.names:
             if (code := self._cluster.exit_code(name)) is None or self._injector.expects_end(name):
                 continue

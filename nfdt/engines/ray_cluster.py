@@ -159,7 +159,7 @@ class RayCluster:
             raise JobFailed(self._failure)
 
     def close(self) -> None:
-        """End the slots, give the room back, and disconnect. Safe to call twice."""
+        """End the slots, release their room, and disconnect. Safe to call twice."""
         self._closing.set()
         if self._supervisor.ident is not None:
             self._supervisor.join()
@@ -209,7 +209,7 @@ class RayCluster:
         return "it returned"
 
     def _describe(self) -> str:
-        """Return what the cluster's live nodes have, and what of it is free."""
+        """Describe the resources of the cluster's live nodes, and those that are free."""
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
         have = "; ".join(f"{node['NodeManagerAddress']} has {_amounts(node['Resources'])}" for node in nodes)
         return f"a cluster of {len(nodes)} nodes: {have}; free in all: {_amounts(self._ray.available_resources())}."
