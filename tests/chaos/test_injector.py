@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nfdt.chaos.injector import Injector
 from nfdt.chaos.processes import ClusterProcess
 from nfdt.chaos.relay import Rule
 from nfdt.chaos.schedule import PlannedFault, parse_schedule, plan_faults
+from nfdt.chaos.trial import Injector
 
 LIMIT_S = 120
 # For each line of its input it writes to its file, and prints how that went.
@@ -101,7 +101,7 @@ def cluster(tmp_path):
 def clock(monkeypatch):
     """Provide a clock for the ends of faults, as a list with the time."""
     now = [1000.0]
-    monkeypatch.setattr("nfdt.chaos.injector.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("nfdt.chaos.trial.time.monotonic", lambda: now[0])
     return now
 
 

@@ -9,11 +9,10 @@ import psutil
 import pytest
 
 from nfdt.chaos.accounting import RecordedEvent, RecordedJob, counting_script, length_for, why_not_counted
-from nfdt.chaos.injector import Injection
 from nfdt.chaos.processes import ClusterProcess
 from nfdt.chaos.report import make_report
 from nfdt.chaos.schedule import parse_schedule, plan_faults
-from nfdt.chaos.trial import TrialRecord
+from nfdt.chaos.trial import Injection, TrialRecord
 from nfdt.cli.chaos import describe_report
 
 SCHEDULE = """

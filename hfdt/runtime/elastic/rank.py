@@ -29,16 +29,14 @@ logger = logging.getLogger(__name__)
 class ElasticLeader(Leader):
     """Rank 0 of an elastic ring; :meth:`run` is called again with every new communicator."""
 
-    def __init__(self, ring: ElasticRing, connection: SlotConnection) -> None:
-        super().__init__(ring, connection)
-        self._elastic = ring
-        self._command: Command | None = None  # broadcast, but not yet executed by all ranks
+    _ring: ElasticRing
+    _command: Command | None = None  # broadcast, but not yet executed by all ranks
 
     def run(self) -> None:
         """Serve jobs until dismissed; raises when ranks join or leave."""
         self._log_members()
         # A lost leader may not have sent the report of the last commit.
-        self._report = ins.Report() if self._command is not None else self._elastic.pending
+        self._report = ins.Report() if self._command is not None else self._ring.pending
         super().run()
 
     def _advance(self) -> None:
@@ -58,7 +56,7 @@ class ElasticLeader(Leader):
 
     def _log_members(self) -> None:
         """Log the present ranks, for the job's events."""
-        ring = self._elastic
+        ring = self._ring
         if ring.resets:
             repeated = f"; {ring.redone} steps in all were done again" if ring.redone else ""
             logger.warning("%sranks came or went: %d are there now%s", NEWS, ring.communicator.size, repeated)

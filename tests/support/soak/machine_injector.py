@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nfdt.chaos.injector import Injection
 from nfdt.chaos.processes import ClusterProcess, send_signal
 from nfdt.chaos.schedule import PlannedFault
+from nfdt.chaos.trial import Injection
 from tests.support.machines import Machine
 from tests.support.machines.link_emulator import LinkDamage
 from tests.support.soak.machine_cluster import MachineCluster
