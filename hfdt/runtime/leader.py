@@ -175,6 +175,7 @@ class GroupLeader(Leader):
         """Disconnect from the shards."""
         if self._client is not None:
             self._client.close()
+            self._client = None
 
     def _start_job(self, assignment: pb.WorkerAssignment) -> None:
         self._build(assignment, members=self._members)

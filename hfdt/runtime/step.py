@@ -72,7 +72,9 @@ class AllreduceStep:
         self._denominator, self.shared = LossDenominator(model), shared
         self.optimizer.loss_scale_factor = None  # the recording optimizer removes the scale
         self.optimizer.build(self._variables)
-        self._respect_decay(manifest)
+        if self.optimizer.weight_decay and not all(manifest.decay or ()):
+            # The optimizer's configuration, from which it was made, lacks exclude_from_weight_decay().
+            keras_training.set_weight_decay_use(self.optimizer, self._variables, manifest.decay or ())
         self.load(State(state.weights, state.optimizer))
         self._factor = _scale_learning_rate(self.optimizer) if scales else None
         self._compute: Any = in_graph(self._computed, model)
@@ -150,12 +152,6 @@ class AllreduceStep:
             update()
         else:
             tf.cond(finite, update, lambda: None)
-
-    def _respect_decay(self, manifest: Manifest) -> None:
-        """Apply the program's ``decay``: an optimizer's configuration lacks ``exclude_from_weight_decay()``."""
-        if not self.optimizer.weight_decay or all(manifest.decay or ()):
-            return
-        keras_training.set_weight_decay_use(self.optimizer, self._variables, manifest.decay or ())
 
     # ---- state
 

@@ -134,10 +134,9 @@ class ElasticJob(RingJob):
         number = self._number.to_bytes(NUMBER_BYTES, "little")
         found = self._communicator.gather(number + self._metrics.collect())
         before = self.snapshot.commit if self.snapshot else -1
-        state = self.step.read()
         self.snapshot = Snapshot(
             commit=before + 1,
-            state=State(state.weights, {i: array.copy() for i, array in state.optimizer.items()}),
+            state=self.step.read(),
             untrained=[array.copy() for array in self._untrained.read()],
             base=self._base,
             counters={"epoch": self._epoch, "steps": self.steps, "samples": self.samples},
@@ -155,17 +154,14 @@ class ElasticJob(RingJob):
             snapshot: The commit.
             present: Numbers of the present ranks; the metrics of lost ranks are kept unchanged.
         """
-        own = self.snapshot
+        own = self.snapshot or snapshot  # a new rank has the leader's untrained variables, and no samples of its own
         self.step.load(snapshot.state)
         self.step.shared.reset()
-        untrained = own.untrained if own is not None else snapshot.untrained
-        self._untrained.write(untrained)
+        self._untrained.write(own.untrained)
         self._base = snapshot.base
         self._epoch = snapshot.counters["epoch"]
         self.steps, self.samples = snapshot.counters["steps"], snapshot.counters["samples"]
-        counts: Mapping[str, int] = own.own if own is not None else {}
-        self._epoch_samples, self._epoch_steps = counts.get("epoch_samples", 0), counts.get("epoch_steps", 0)
-        self._logs = self._logs if own is not None else {}
+        self._epoch_samples, self._epoch_steps = own.own.get("epoch_samples", 0), own.own.get("epoch_steps", 0)
         self._metrics.load(snapshot.metrics.get(self._number, b""))
         lost = [snapshot.metrics[number] for number in sorted(set(snapshot.metrics) - set(present))]
         self._orphans = (*snapshot.orphans, *lost)
