@@ -20,7 +20,7 @@ from hfdt.keras.horovod_api import is_broken_world
 from hfdt.runtime.artifacts import share
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.outer import connect
-from hfdt.runtime.ring import Command, Ring
+from hfdt.runtime.ring import Command, RingMember
 from hfdt.runtime.slot_connection import LOOK_S, SlotConnection, leave_failure, report_failure, watch_failures
 from hfdt.runtime.state_service import StateService
 from nfdt.core.wire import workers_pb2 as pb
@@ -49,7 +49,7 @@ class Leader:
 
     roles: tuple[str, ...] = ("shard", "worker")  # a job begins with an assignment of the first one
 
-    def __init__(self, ring: Ring, connection: SlotConnection, members: Sequence[int] = ()) -> None:
+    def __init__(self, ring: RingMember, connection: SlotConnection, members: Sequence[int] = ()) -> None:
         self._ring, self._connection, self._members = ring, connection, tuple(members)
         self._wait_s = broadcast_interval_s(os.environ)
         self._dismissed = False
@@ -198,14 +198,14 @@ def run_launched_rank(communicator: Communicator, options: argparse.Namespace) -
     """Run as a rank that a launcher has started, until the end."""
     path = str(options.ring).encode() if communicator.leads else None
     directory = Path(communicator.broadcast(path).decode())
-    ring = Ring(communicator, functools.partial(share, communicator))
+    ring = RingMember(communicator, functools.partial(share, communicator))
     if communicator.leads:
         lead(ring, options.server, directory, options.members)
     else:
         follow(ring, directory, lingers=options.watch_stdin)
 
 
-def lead(ring: Ring, server: str, directory: Path, members: Sequence[int] = ()) -> None:
+def lead(ring: RingMember, server: str, directory: Path, members: Sequence[int] = ()) -> None:
     """Run as rank 0, of a ring or of the group with these members."""
     kind = GroupLeader if members else Leader
     connection = SlotConnection.of_ring(directory, server, kind.roles)
@@ -223,7 +223,7 @@ def lead(ring: Ring, server: str, directory: Path, members: Sequence[int] = ()) 
     connection.close()
 
 
-def follow(ring: Ring, directory: Path, *, lingers: bool) -> None:
+def follow(ring: RingMember, directory: Path, *, lingers: bool) -> None:
     """Run as a rank other than 0.
 
     Args:

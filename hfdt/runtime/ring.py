@@ -53,7 +53,7 @@ class Command:
         return read_instruction(pb.NextReply.FromString(self.reply))
 
 
-class Ring:
+class RingMember:
     """One rank of a ring or of a group, with its current job; all ranks execute the same commands.
 
     Args:

@@ -15,7 +15,7 @@ from hfdt.runtime.artifacts import OpenArtifacts
 from hfdt.runtime.communicator import Communicator, share_machine
 from hfdt.runtime.leader import GroupLeader, Leader
 from hfdt.runtime.rendezvous_relay import serve_rendezvous
-from hfdt.runtime.ring import Ring
+from hfdt.runtime.ring import RingMember
 from hfdt.runtime.slot_connection import SlotConnection
 from nfdt.core.errors import NfdtError, ServerUnreachable, UsageError
 from nfdt.core.wire import workers_pb2 as pb
@@ -70,7 +70,7 @@ def run_rank(
         communicator = _join(assignment, server)
         joined()
         share_machine(communicator, assignment.neighbours)
-        ring = Ring(communicator, open_artifacts, spans)
+        ring = RingMember(communicator, open_artifacts, spans)
         if communicator.leads:
             _lead(ring, assignment, server)
         else:
@@ -102,7 +102,7 @@ def _join(assignment: pb.RankAssignment, server: ServerAccess) -> Communicator:
             raise ServerUnreachable(f"Rank {assignment.rank} could not join the other ranks: {error}") from error
 
 
-def _lead(ring: Ring, assignment: pb.RankAssignment, server: ServerAccess) -> None:
+def _lead(ring: RingMember, assignment: pb.RankAssignment, server: ServerAccess) -> None:
     kind = GroupLeader if assignment.members else Leader
     connection = SlotConnection(
         server.address, server.token, assignment.ring, kind.roles, tls=server.tls, host=server.host

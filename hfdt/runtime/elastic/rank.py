@@ -15,7 +15,7 @@ from hfdt.horovodrun import find_loopback_port
 from hfdt.keras.elastic import run_in_worlds
 from hfdt.keras.horovod_api import enter_next_world
 from hfdt.runtime.communicator import Communicator
-from hfdt.runtime.elastic.ring import ElasticRing
+from hfdt.runtime.elastic.ring import ElasticMember
 from hfdt.runtime.leader import BLAME_S, Leader
 from hfdt.runtime.ring import Command
 from hfdt.runtime.slot_connection import SlotConnection, report_failure, watch_failures
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 class ElasticLeader(Leader):
     """Rank 0 of an elastic ring; :meth:`run` is called again with every new communicator."""
 
-    _ring: ElasticRing
+    _ring: ElasticMember
     _command: Command | None = None  # broadcast, but not yet executed by all ranks
 
     def run(self) -> None:
@@ -76,7 +76,7 @@ class ElasticRank:
     def __init__(self, communicator: Communicator, server: str, directory: Path | None) -> None:
         self._server = server
         reaches = bool(server) and directory is not None and os.access(directory / "token", os.R_OK)
-        self._ring = ElasticRing(communicator, directory, reaches_server=reaches)
+        self._ring = ElasticMember(communicator, directory, reaches_server=reaches)
         self._leader: ElasticLeader | None = None
         self._connection: SlotConnection | None = None
         self._lost: BaseException | None = None
@@ -107,7 +107,7 @@ class ElasticRank:
             logger.error("no further world for this rank: %s", error)
             raise
 
-    def _work(self, ring: ElasticRing) -> None:
+    def _work(self, ring: ElasticMember) -> None:
         ring.rendezvous()
         if ring.leads:
             self._lead()

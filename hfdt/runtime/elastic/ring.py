@@ -21,7 +21,7 @@ from horovod.common.elastic import State
 from hfdt.runtime.artifacts import share
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.elastic.job import ElasticJob, Snapshot
-from hfdt.runtime.ring import Command, Ring
+from hfdt.runtime.ring import Command, RingMember
 from nfdt.core.errors import JobFailed
 from nfdt.core.specs.job import parse_job
 from nfdt.core.work import instructions as ins
@@ -76,7 +76,7 @@ def assign_numbers(candidates: Sequence[Candidate]) -> list[int]:
     return [candidate.number if candidate.number >= 0 else next(unused) for candidate in candidates]
 
 
-class ElasticRing(Ring, State):
+class ElasticMember(RingMember, State):
     """One rank; a ``State`` of Horovod's elastic runtime, which calls the methods without arguments.
 
     Args:
@@ -92,7 +92,7 @@ class ElasticRing(Ring, State):
     """
 
     def __init__(self, communicator: Communicator, directory: Path | None, *, reaches_server: bool) -> None:
-        Ring.__init__(self, communicator, functools.partial(share, communicator))
+        RingMember.__init__(self, communicator, functools.partial(share, communicator))
         State.__init__(self, bcast_object=hvd.broadcast_object, get_rank=hvd.rank)
         self.directory, self._reaches_server = directory, reaches_server
         self.job: ElasticJob | None = None

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("horovod")
 
 from hfdt.runtime.leader import GroupLeader, Leader
-from hfdt.runtime.ring import Ring
+from hfdt.runtime.ring import RingMember
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
 
@@ -46,7 +46,7 @@ class Job:
 
 def leader_of(kind, job, connection):
     """Return the leader of a ring that is at work; its ring is this rank alone."""
-    ring = Ring(SimpleNamespace(size=1, broadcast=lambda data: data), None)
+    ring = RingMember(SimpleNamespace(size=1, broadcast=lambda data: data), None)
     ring.job, ring.job_id = job, "job-1"
     leader = kind(ring, connection)
     leader._start_work(pb.WorkerAssignment(job_id="job-1", worker="worker-0"))
