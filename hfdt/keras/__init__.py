@@ -1,6 +1,6 @@
 """Drop-in for ``horovod.tensorflow.keras`` on Keras 3: ``import hfdt.keras as hvd``.
 
-Horovod is imported at the first call of one of its functions.
+Horovod is imported when one of its functions is first used.
 """
 
 from __future__ import annotations
@@ -21,18 +21,7 @@ from hfdt.keras.collectives import (
     reducescatter,
 )
 from hfdt.keras.compression import Compression
-from hfdt.keras.horovod_api import (
-    cross_rank,
-    cross_size,
-    horovod,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
-)
+from hfdt.keras.horovod_api import horovod, init
 from hfdt.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from nfdt.core.errors import UsageError
 
@@ -46,22 +35,15 @@ __all__ = [
     "broadcast_global_variables",
     "broadcast_variables",
     "callbacks",
-    "cross_rank",
-    "cross_size",
     "init",
-    "is_initialized",
     "load_model",
-    "local_rank",
-    "local_size",
-    "rank",
     "reducescatter",
-    "shutdown",
-    "size",
 ]
 
 # Names of Horovod that are re-exported unchanged.
 _HANDED_ON = frozenset(
     """
+    is_initialized shutdown rank size local_rank local_size cross_rank cross_size
     Adasum Average Max Min Product Sum ProcessSet add_process_set global_process_set remove_process_set
     allgather_object broadcast_object ccl_built cuda_built ddl_built gloo_built gloo_enabled is_homogeneous join
     mpi_built mpi_enabled mpi_threads_supported nccl_built rocm_built start_timeline stop_timeline

@@ -10,8 +10,8 @@ import keras
 import numpy as np
 
 from hfdt.keras.collectives import allreduce, broadcast_variables, gather_json, shared_state
-from hfdt.keras.horovod_api import horovod, rank, size
-from hfdt.keras.optimizer import adopt
+from hfdt.keras.horovod_api import horovod
+from hfdt.keras.optimizer import prepare_model
 from hfdt.keras.partial_reduction import LocalVariables
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import UsageError
@@ -25,7 +25,7 @@ class _RankCallback(keras.callbacks.Callback):
     def set_model(self, model: Any) -> None:
         """Store the model; Keras calls this before it compiles the training step."""
         super().set_model(model)
-        adopt(model)
+        prepare_model(model)
 
 
 class BroadcastGlobalVariablesCallback(_RankCallback):
@@ -70,7 +70,7 @@ class BroadcastGlobalVariablesCallback(_RankCallback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Average the weights that the optimizer does not keep equal."""
-        if size() > 1:
+        if horovod().size() > 1:
             average_differing(self._shared(self.model.non_trainable_weights))
 
     def _shared(self, variables: Sequence[Any]) -> list[Any]:
@@ -92,7 +92,7 @@ class MetricAverageCallback(_RankCallback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Average the logs in place."""
-        if logs is not None and size() > 1:
+        if logs is not None and horovod().size() > 1:
             logs.update(average_logs(logs))
 
 
@@ -212,7 +212,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     ) -> None:
         def multiplier(epoch: float) -> float:
             epoch += 1.0 / float(self.steps_per_epoch or 1)
-            return (epoch * (size() - 1) / warmup_epochs + 1) / size()
+            size = horovod().size()
+            return (epoch * (size - 1) / warmup_epochs + 1) / size
 
         super().__init__(
             initial_lr,
@@ -227,7 +228,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Log the rate, and print a line at the end of the warm-up."""
         super().on_epoch_end(epoch, logs)
-        if self.verbose > 0 and epoch + 1 == self.end_epoch and rank() == 0:
+        if self.verbose > 0 and epoch + 1 == self.end_epoch and horovod().rank() == 0:
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._rate():g}.")
 
 

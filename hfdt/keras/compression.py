@@ -60,7 +60,7 @@ class BrainFloat:
 
 
 class Compression:
-    """Values of ``compression=``; their names as strings are accepted, too."""
+    """Compressors, by the names that ``compression=`` accepts as strings, too."""
 
     none = NoCompression
     fp16 = HalfPrecision

@@ -48,16 +48,21 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     Args:
         func: The function.
     """
+    return run_in_worlds(func, enter_next_world)
+
+
+def run_in_worlds(func: Callable[..., Any], enter_next: Callable[[], None]) -> Callable[..., Any]:
+    """Decorate a function as :func:`run` does; ``enter_next`` joins the next communicator."""
 
     def attempt(state: Any, *args: Any, **options: Any) -> Any:
         try:
             return func(state, *args, **options)
         except Exception as error:
             if is_broken_world(error):
-                raise HorovodInternalError(str(error)) from error
+                raise HorovodInternalError(str(error)) from error  # after which Horovod forms another communicator
             raise
 
-    wrapped: Callable[..., Any] = run_fn(attempt, enter_next_world)
+    wrapped: Callable[..., Any] = run_fn(attempt, enter_next)
     return wrapped
 
 

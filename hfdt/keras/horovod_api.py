@@ -1,4 +1,4 @@
-"""Access to Horovod: imported when first needed, and this process's position among the ranks.
+"""Access to Horovod, which is imported when first needed, and changes of its communicator.
 
 Horovod leaves connections to other ranks open when it shuts down. A rank that waits for this one detects its departure
 only when they end; otherwise it waits for Gloo's timeout. Therefore they are cut.
@@ -38,7 +38,7 @@ class RankSockets:
         self._links: set[Link] = set()
 
     @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
+    def recorded(self) -> Iterator[None]:
         """Record the connections opened inside the block, in which the communicator is joined."""
         before = open_links()
         yield
@@ -84,55 +84,15 @@ def init(*args: Any, **options: Any) -> None:
     Raises:
         NotInstalled: Horovod is not installed.
     """
-    with _sockets.noted() if is_elastic() else contextlib.nullcontext():
+    with _sockets.recorded() if is_elastic() else contextlib.nullcontext():
         horovod().init(*args, **options)
-
-
-def shutdown() -> None:
-    """Leave the communicator; :func:`init` may follow."""
-    horovod().shutdown()
 
 
 def enter_next_world() -> None:
     """Leave the communicator permanently, and join the next one that the elastic launcher forms."""
-    shutdown()
+    horovod().shutdown()
     _sockets.cut()
     init()
-
-
-def is_initialized() -> bool:
-    """Return whether :func:`init` has been called."""
-    return bool(horovod().is_initialized())
-
-
-def rank() -> int:
-    """Return the number of this process, 0 to ``size() - 1``."""
-    return int(horovod().rank())
-
-
-def size() -> int:
-    """Return the number of processes."""
-    return int(horovod().size())
-
-
-def local_rank() -> int:
-    """Return the number of this process among those of its machine: the index of its GPU."""
-    return int(horovod().local_rank())
-
-
-def local_size() -> int:
-    """Return the number of processes on this machine."""
-    return int(horovod().local_size())
-
-
-def cross_rank() -> int:
-    """Return the number of this machine among those that have a process of this local rank."""
-    return int(horovod().cross_rank())
-
-
-def cross_size() -> int:
-    """Return the number of machines that have a process of this local rank."""
-    return int(horovod().cross_size())
 
 
 def is_elastic() -> bool:
@@ -141,7 +101,7 @@ def is_elastic() -> bool:
 
 
 def is_broken_world(error: BaseException) -> bool:
-    """Return whether the error is caused by the end of another rank, which has the actual reason."""
+    """Return whether the error is caused by the end of another rank, whose own error has the reason."""
     import tensorflow as tf
 
     return isinstance(error, tf.errors.OpError) and any(name in str(error) for name in ("Horovod", "horovod", "hfdt_"))

@@ -1,4 +1,4 @@
-"""The user's own optimizer with a reduction of all ranks' gradients before ``apply``, of all variables or of some."""
+"""Optimizers that reduce the gradients of all ranks before they apply them: of all variables, or of some."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from hfdt.keras.compression import find_compressor
 from hfdt.keras.horovod_api import horovod
-from hfdt.keras.partial_reduction import LocalVariables, PartialReduction
+from hfdt.keras.partial_reduction import PartialReduction
 from hfdt.keras.reduction import Accumulation, Reduction, check_reduction
 from nfdt.core.errors import UsageError
 from nfdt.model.keras_internals.training import optimized_variables
@@ -27,12 +27,13 @@ class DistributedApply:
         optimizer: The user's optimizer.
         reduction: Reduction of the gradients.
         accumulation: Accumulation of several passes before the reduction, or None.
+
+    Attributes:
+        reduction: See the argument.
     """
 
     def __init__(self, optimizer: Any, reduction: PartialReduction, accumulation: Accumulation | None) -> None:
-        self._optimizer = optimizer
-        self._reduction = reduction
-        self._accumulation = accumulation
+        self._optimizer, self.reduction, self._accumulation = optimizer, reduction, accumulation
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, grads: Any, trainable_variables: Any = None) -> None:
@@ -49,21 +50,18 @@ class DistributedApply:
         if self._accumulation is None:
             self._update(gradients, variables)
             return
-        self._accumulation(
-            gradients,
-            variables,
-            update=lambda sums: self._update(sums, variables),
-            skip=self._count,
-        )
 
-    @property
-    def local(self) -> LocalVariables:
-        """Variables whose gradients are not reduced."""
-        return self._reduction.local
+        def update(sums: Sequence[Any]) -> None:
+            self._update(sums, variables)
+
+        def skip() -> None:
+            self._optimizer.iterations.assign_add(1)
+
+        self._accumulation(gradients, variables, update, skip)
 
     def move_to(self, optimizer: Any) -> None:
         """Reduce before another optimizer's ``apply`` instead of this one's."""
-        _detach(self._optimizer)
+        del self._optimizer.apply, self._optimizer.register_local_var
         self._optimizer = optimizer
         _attach(optimizer, self)
 
@@ -77,11 +75,8 @@ class DistributedApply:
                 self._optimizer.build(variables)
         return variables
 
-    def _count(self) -> None:
-        self._optimizer.iterations.assign_add(1)
-
     def _update(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        reduced = self._reduction(gradients, variables, self._optimizer)
+        reduced = self.reduction(gradients, variables, self._optimizer)
         type(self._optimizer).apply(self._optimizer, reduced, variables)
 
 
@@ -161,7 +156,7 @@ def distributed_apply(optimizer: Any) -> DistributedApply | None:
     return found if isinstance(found, DistributedApply) else None
 
 
-def adopt(model: Any) -> None:
+def prepare_model(model: Any) -> None:
     """Prepare a compiled model for its distributed optimizer; the callbacks do it when Keras sets their model.
 
     If ``compile`` has put a LossScaleOptimizer around the optimizer, gradients are reduced before that one: all ranks
@@ -179,11 +174,7 @@ def adopt(model: Any) -> None:
 
 def _attach(optimizer: Any, apply: DistributedApply) -> None:
     optimizer.apply = apply
-    optimizer.register_local_var = apply.local.add_variables
-
-
-def _detach(optimizer: Any) -> None:
-    del optimizer.apply, optimizer.register_local_var
+    optimizer.register_local_var = apply.reduction.local.add_variables
 
 
 def _check_optimizer(optimizer: Any, passes: int) -> None:
@@ -234,16 +225,16 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
     with those of one rank.
 
     Args:
-        optimizer: See :func:`DistributedOptimizer`.
-        name: See there.
-        device_dense: See there.
-        device_sparse: See there.
-        compression: See there.
-        sparse_as_dense: See there.
-        gradient_predivide_factor: See there.
-        op: See there.
-        groups: See there.
-        process_set: See there.
+        optimizer: As for :func:`DistributedOptimizer`, like the arguments up to ``process_set``.
+        name: As there.
+        device_dense: As there.
+        device_sparse: As there.
+        compression: As there.
+        sparse_as_dense: As there.
+        gradient_predivide_factor: As there.
+        op: As there.
+        groups: As there.
+        process_set: As there.
         local_layers: One or several layers, built or not. None: the same as :func:`DistributedOptimizer`.
         scale_local_gradients: Divide gradients of these layers by the number of ranks.
 
@@ -269,5 +260,5 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
     )
     apply = distributed_apply(optimizer)
     assert apply is not None
-    apply.local.add_layers(local_layers)
+    apply.reduction.local.add_layers(local_layers)
     return optimizer

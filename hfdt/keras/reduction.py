@@ -1,4 +1,4 @@
-"""Reduction of the gradients of all ranks: groups of tensors, transfer format, result, and passes before it."""
+"""Reduction of the gradients of all ranks, in groups and in a transfer format, and accumulation before it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nfdt.core.errors import UsageError
 
 @dataclass(frozen=True)
 class Reduction:
-    """Reduction of the gradients of all ranks to their common result.
+    """Reduction of the gradients of all ranks to a common result.
 
     Attributes:
         name: Prefix of the operations' names; the same on every rank.
@@ -186,7 +186,7 @@ def _check_adasum(reduction: Reduction) -> None:
 
 
 class Accumulation:
-    """Sum of the gradients of ``passes`` calls; the last call passes the sum on.
+    """Accumulator of the gradients of ``passes`` calls, the last of which passes on their sum.
 
     The sums are variables of this rank: neither saved nor broadcast. Training that ends between two updates drops the
     gradients accumulated since the last one.

@@ -1,4 +1,4 @@
-"""Access to a job's artifacts on every rank: in the server's directory if readable, else copies sent by rank 0."""
+"""A job's artifacts on each rank: read from the server's directory if possible, else from copies that rank 0 sends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -14,32 +13,7 @@ from hfdt.runtime.communicator import Communicator
 from nfdt.core.arrays.layout import Array
 from nfdt.core.host.private_files import replacing
 from nfdt.core.specs.job import JobSpec
-from nfdt.core.work.artifacts import artifact_names, default_cache
-from nfdt.model.training.data import RowArray
-
-
-class ReadableArtifacts(Protocol):
-    """Artifacts of a job as local files."""
-
-    def path(self, sha256: str) -> Path:
-        """Return the path of an artifact's local file."""
-        ...
-
-    def read(self, sha256: str) -> bytes:
-        """Return the bytes of an artifact."""
-        ...
-
-    def open_array(self, sha256: str) -> Array:
-        """Return the artifact, a ``.npy`` file, memory-mapped."""
-        ...
-
-    def open_rows(self, sha256: str) -> Array | RowArray:
-        """Return an array of which only some rows are needed."""
-        ...
-
-
-OpenArtifacts = Callable[[JobSpec, str], ReadableArtifacts]
-"""Makes the artifacts of a job readable on this rank, from the directory that rank 0 knows; collective."""
+from nfdt.core.work.artifacts import ArtifactReader, artifact_names, default_cache
 
 
 class RankArtifacts:
@@ -61,6 +35,11 @@ class RankArtifacts:
         return np.load(self.path(sha256), mmap_mode="r", allow_pickle=False)
 
     open_rows = open_array
+
+
+ReadableArtifacts = RankArtifacts | ArtifactReader  # of a launched rank, and of a slot
+OpenArtifacts = Callable[[JobSpec, str], ReadableArtifacts]
+"""Makes the artifacts of a job readable on this rank, from the directory that rank 0 knows; collective."""
 
 
 def share(communicator: Communicator, spec: JobSpec, folder: str, cache: Path | None = None) -> RankArtifacts:
@@ -89,5 +68,5 @@ def share(communicator: Communicator, spec: JobSpec, folder: str, cache: Path | 
 
 
 def _sizes(folder: Path, names: Iterable[str]) -> dict[str, int]:
-    """Return the sizes of these files in a directory, as far as they are there."""
+    """Return the sizes of those of the named files that are in a directory."""
     return {name: (folder / name).stat().st_size for name in names if (folder / name).is_file()}

@@ -1,4 +1,4 @@
-"""Split of a global batch over ranks, as pure functions, and the preparation of batches ahead of their use."""
+"""Division of global batches between ranks, as pure functions, and preparation of batches ahead of their use."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from typing import Any
@@ -21,10 +22,25 @@ FIRST_BYTES = 4096  # short messages take one broadcast, longer ones a second on
 _LENGTH = 8
 
 
-class Communicator:
-    """Position of this process among the ranks, and their collective operations; one object per process.
+def join_parts(*parts: bytes) -> bytes:
+    """Return byte strings as one, from which :func:`split_parts` restores them."""
+    return b"".join(len(part).to_bytes(_LENGTH, "little") + part for part in parts)
 
-    Every method except the properties is collective: all ranks call it, in the same order.
+
+def split_parts(data: bytes) -> list[bytes]:
+    """Return the byte strings of :func:`join_parts`, or those of several joined results in order."""
+    parts, stop = [], 0
+    while stop < len(data):
+        start = stop + _LENGTH
+        stop = start + int.from_bytes(data[stop:start], "little")
+        parts.append(data[start:stop])
+    return parts
+
+
+class Communicator:
+    """Position of this process among the ranks, and their collective operations.
+
+    There is one object per process. All ranks call its methods in the same order.
 
     Attributes:
         rank: Rank of this process.
@@ -35,14 +51,14 @@ class Communicator:
     def __init__(self) -> None:
         init()
         self.leader = 0
-        self.look()
+        self.read_position()
         # On one machine an elastic launcher gives every rank a separate host name.
         own = slot_of(os.environ.get("HOROVOD_HOSTNAME", "")) if is_elastic() else None
         self.local_rank = int(hvd.local_rank()) if own is None else own
         self.local_size = int(hvd.local_size()) if own is None else max(self.size, own + 1)
 
-    def look(self) -> None:
-        """Read rank and size."""
+    def read_position(self) -> None:
+        """Read rank and size, which change when ranks join or leave."""
         self.rank, self.size = int(hvd.rank()), int(hvd.size())
 
     @property
@@ -65,7 +81,7 @@ class Communicator:
         first = np.zeros(FIRST_BYTES, np.uint8)
         if self.leads:
             assert data is not None
-            message = len(data).to_bytes(_LENGTH, "little") + data
+            message = join_parts(data)
             first[: min(len(message), FIRST_BYTES)] = np.frombuffer(message[:FIRST_BYTES], np.uint8)
         head = _numpy(mpi_ops.broadcast(tf.constant(first), self.leader, name="hfdt_order"))
         length = int.from_bytes(head[:_LENGTH].tobytes(), "little")
@@ -78,17 +94,15 @@ class Communicator:
         """Return every rank's ``data``, by rank."""
         if self.size == 1:
             return [data]
-        own = np.frombuffer(len(data).to_bytes(_LENGTH, "little") + data, np.uint8)
-        joined = _numpy(mpi_ops.allgather(tf.constant(own), name="hfdt_report")).tobytes()
-        found, at = [], 0
-        while at < len(joined):
-            start = at + _LENGTH
-            at = start + int.from_bytes(joined[at:start], "little")
-            found.append(joined[start:at])
-        return found
+        own = np.frombuffer(join_parts(data), np.uint8)
+        return split_parts(_numpy(mpi_ops.allgather(tf.constant(own), name="hfdt_report")).tobytes())
+
+    def gather_json(self, value: Any) -> list[Any]:
+        """Return every rank's JSON value, by rank."""
+        return [json.loads(text) for text in self.gather(json.dumps(value).encode())]
 
     def reducer(self, codec: str) -> Callable[[Any, str], Any]:
-        """Return :meth:`sum` for tensors that are sent in the format of a codec: ``identity``, ``fp16`` or ``bf16``.
+        """Return a function like :meth:`sum` that sends tensors in the format ``identity``, ``fp16`` or ``bf16``.
 
         Raises:
             UsageError: another codec.
@@ -98,25 +112,22 @@ class Communicator:
         reduction = Reduction("hfdt", hvd.Sum, hvd.global_process_set, find_compressor(codec))
         return lambda tensor, name: reduction.reduce_group([tensor], name)[0]
 
-    def send_vector(self, vector: Array, number: int) -> tuple[Array, int]:
-        """Send a float32 vector and an integer from rank 0 to every rank; the others call :meth:`receive_vector`."""
-        if self.size == 1:
+    def broadcast_vector(self, size: int, vector: Array | None = None, number: int = 0) -> tuple[Array, int]:
+        """Return rank 0's ``vector``, shape ``(size,)``, float32, and its ``number`` on every rank."""
+        if self.size == 1 and vector is not None:
             return vector, number
-        tail = np.array([number], np.int64).view(np.float32)
-        return self._share_vector(np.concatenate([vector, tail]))
-
-    def receive_vector(self, size: int) -> tuple[Array, int]:
-        """Return the vector of ``size`` elements that rank 0 sends, and its integer."""
-        return self._share_vector(np.zeros(size + 2, np.float32))
-
-    def _share_vector(self, message: Array) -> tuple[Array, int]:
+        # One message: the integer travels as the bits of the last two elements.
+        message = np.zeros(size + 2, np.float32)
+        if vector is not None:
+            message[:size], message[size:] = vector, np.array([number], np.int64).view(np.float32)
         found = _numpy(mpi_ops.broadcast(tf.constant(message), 0, name="hfdt_weights"))
-        return found[:-2], int(found[-2:].view(np.int64)[0])
+        return found[:size], int(found[size:].view(np.int64)[0])
 
     def sum(self, tensor: Any, name: str) -> Any:
         """Return the sum of a tensor over all ranks; also usable inside a graph."""
         if self._alone:
             return tensor
+        # Horovod matches operations of ranks by their names, which the scopes of a rank's own graph would change.
         return mpi_ops._allreduce(tensor, name=name, op=hvd.Sum, ignore_name_scope=True)
 
 

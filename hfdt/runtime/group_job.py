@@ -1,9 +1,8 @@
-"""One job in a group of workers: synchronous inside, and to the parameter server one worker with the whole batch."""
+"""A job in a group of workers: its members train synchronously, and the parameter server sees one worker."""
 
 from __future__ import annotations
 
 import functools
-import json
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from hfdt.runtime.artifacts import ReadableArtifacts
 from hfdt.runtime.batch_split import split_by_shares, weight_of
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.job import RingJob
-from hfdt.runtime.outer import Connect, DeltaOuter, GradientOuter, GroupExchange
+from hfdt.runtime.outer import DeltaOuter, GradientOuter, GroupExchange
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.spans import SpanRing
@@ -39,9 +38,9 @@ BLOCK_S = 0.06
 
 
 class StepTimer:
-    """Mean seconds per step of consecutive steps with equal numbers of rows, at least :data:`BLOCK_S` per block.
+    """Timer that averages consecutive steps with equal numbers of rows, over blocks of at least :data:`BLOCK_S`.
 
-    A step that takes longer forms a separate block.
+    A step that takes longer is a block by itself.
 
     Attributes:
         blocks: Number of completed blocks.
@@ -53,7 +52,7 @@ class StepTimer:
         self._rows = self._steps = 0
         self._seconds = 0.0
 
-    def note(self, rows: int, seconds: float) -> None:
+    def add(self, rows: int, seconds: float) -> None:
         """Add the duration of a step with this number of rows."""
         if rows != self._rows:
             self._rows, self._steps, self._seconds = rows, 0, 0.0  # a block that is too short is dropped
@@ -64,21 +63,20 @@ class StepTimer:
             self.blocks += 1
             self._steps, self._seconds = 0, 0.0
 
-    def to_json(self) -> str:
-        """Return the number of blocks, and the latest ones as (rows, seconds of a step), as JSON."""
-        return json.dumps([self.blocks, [(rows, round(seconds, 7)) for rows, seconds in self._recent]])
+    def summary(self) -> list[Any]:
+        """Return the number of blocks, and the latest ones as (rows, seconds of a step), ready for JSON."""
+        return [self.blocks, [(rows, round(seconds, 7)) for rows, seconds in self._recent]]
 
 
 class GroupJob(RingJob):
-    """A group's work for one job: its optimizer's step is an exchange with the parameter server.
+    """A job on one rank of a group: the optimizer's step is an exchange with the parameter server.
 
     Args:
         spec: The job, with the batch of one member in ``fit.batch_size``.
         communicator: The group.
         artifacts: Artifacts of the job.
         members: Numbers of the members among the job's workers, by rank.
-        connect: Connects rank 0 to the shards; None on the others.
-        spans: Takes what this rank does.
+        spans: Records what this rank does.
     """
 
     def __init__(
@@ -87,10 +85,9 @@ class GroupJob(RingJob):
         communicator: Communicator,
         artifacts: ReadableArtifacts,
         members: Sequence[int],
-        connect: Connect | None = None,
         spans: SpanRing | None = None,
     ) -> None:
-        self._members, self._connect = tuple(members), connect
+        self._members = tuple(members)
         self._rows = [1] * len(members)
         self._rate = 1.0
         self._validated: int | None = None  # the epoch whose final weights the model has
@@ -101,11 +98,8 @@ class GroupJob(RingJob):
 
     def _make_step(self, manifest: Manifest, state: State) -> GradientOuter | DeltaOuter:
         part = self._part
-        client = self._connect(part.layout) if self._connect else None
         self._show = WeightSetter(part.model, part.layout)
-        self.exchange = GroupExchange(
-            self._communicator, client, part.layout.size, part.first_update, self.spec.cluster.shards
-        )
+        self.exchange = GroupExchange(self._communicator, part.layout.size, part.first_update, self.spec.cluster.shards)
         outer = DeltaOuter if self.spec.algorithm.outer == "delta" else GradientOuter
         return outer(part.model, manifest, state, self._communicator, self.exchange)
 
@@ -119,27 +113,27 @@ class GroupJob(RingJob):
             self.step.local_steps = max(1, share.local_steps)
             if share.learning_rate is not None:
                 self.step.step.set_learning_rate(share.learning_rate)
-        self.exchange.forget()
+        self.exchange.weights = None
         return super()._on_begin_epoch(begin)
 
     def _on_work(self, work: ins.Work) -> ins.Report:
         if work.pull:
-            self.exchange.forget()
+            self.exchange.weights = None
         self.exchange.wants_weights = not work.no_weights
         report = super()._on_work(work)
-        self.step.settle()  # work that is reported as finished must be on the shards
+        self.step.push_pending()  # work that is reported as finished must be on the shards
         self.gather_speeds()
         return report
 
     def _on_evaluate(self, request: ins.Evaluate) -> ins.Report:
         if self._validated != request.epoch:
             self._show(self.exchange.pull())
-            self.exchange.forget()
+            self.exchange.weights = None
             self._validated = request.epoch
         return super()._on_evaluate(request)
 
     def _require_equal_weights(self) -> None:
-        """Do nothing: the weights come from rank 0 each time."""
+        """Do nothing: rank 0 sends the same weights to all ranks."""
 
     # ---- a step
 
@@ -174,7 +168,7 @@ class GroupJob(RingJob):
         """Record the duration of a gradient, with its emulated part."""
         began = time.perf_counter()
         self._emulate(rows, seconds)
-        self._timer.note(rows, seconds + time.perf_counter() - began)
+        self._timer.add(rows, seconds + time.perf_counter() - began)
 
     # ---- speeds
 
@@ -223,7 +217,7 @@ class GroupJob(RingJob):
         began = time.perf_counter()
         self.step.probe(batch)
         seconds = time.perf_counter() - began
-        self._timer.note(rows, self._emulated.lengthen(seconds, rows))
+        self._timer.add(rows, self._emulated.lengthen(seconds, rows))
 
     def _probe_block(self, rows: int) -> None:
         before = self._timer.blocks
@@ -232,18 +226,18 @@ class GroupJob(RingJob):
 
     def gather_speeds(self) -> None:
         """Gather the latest steps of every member; collective."""
-        recent = [json.loads(text) for text in self._communicator.gather(self._timer.to_json().encode())]
+        recent = self._communicator.gather_json(self._timer.summary())
         self.speeds = {str(member): steps for member, steps in zip(self._members, recent, strict=True)}
 
     def statistics(self, **more: int) -> dict[str, Any]:
-        """Return the totals of the group, in the form of one worker's."""
-        exchange = self.exchange
-        exchange_s = exchange.counts.exchange_s
+        """Return the totals of the group, in the form of one worker's. Only rank 0 calls it."""
+        counts, client = self.exchange.counts, self.exchange.client
+        assert client is not None
         return {
-            **step_totals(self.samples, self.steps, self.compute_s, max(0.0, self.compute_s - exchange_s)),
-            "exchange_s": round(exchange_s, 6),
-            **push_totals(exchange.counts, exchange),
-            **codec_totals(self.spec.algorithm.codec, exchange.codecs),
+            **step_totals(self.samples, self.steps, self.compute_s, max(0.0, self.compute_s - counts.exchange_s)),
+            "exchange_s": round(counts.exchange_s, 6),
+            **push_totals(counts, client),
+            **codec_totals(self.spec.algorithm.codec, client.codecs),
             "ranks": self._communicator.size,
             BY_RANK: self._by_rank,
             "recent": self.speeds,

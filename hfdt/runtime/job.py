@@ -1,10 +1,11 @@
-"""One job on one rank: execution of the instructions that rank 0 broadcasts."""
+"""A job on one rank, which executes the instructions that rank 0 broadcasts."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import json
+import logging
 import os
 import socket
 import time
@@ -49,7 +50,7 @@ class RingJob:
         communicator: The ranks.
         artifacts: Artifacts of the job.
         number: Number of this rank among the job's workers, for seeds and ``emulate``; default: its rank.
-        spans: Takes what this rank does; None: it is dropped.
+        spans: Records what this rank does; None: nothing is recorded.
 
     Attributes:
         advanced: Called after each step and each validation batch; sends the heartbeat of rank 0.
@@ -100,24 +101,22 @@ class RingJob:
     def execute(self, instruction: ins.Instruction) -> ins.Report:
         """Execute an instruction on all ranks; the report of rank 0 is sent to the coordinator."""
         began = time.perf_counter()
-        report = self._execute(instruction)
-        if isinstance(instruction, ins.Evaluate | ins.CollectState):
-            kind = EVALUATE if isinstance(instruction, ins.Evaluate) else END_OF_EPOCH
-            self._spans.add(kind, began, time.perf_counter(), instruction.epoch)
-            self._spans.flush()  # the ring may end with the job
-        return report
-
-    def _execute(self, instruction: ins.Instruction) -> ins.Report:
         match instruction:
             case ins.Work():
                 return self._on_work(instruction)
             case ins.BeginEpoch():
                 return self._on_begin_epoch(instruction)
             case ins.CollectState():
-                return self._on_collect_state(instruction)
+                report, kind = self._on_collect_state(instruction), END_OF_EPOCH
             case ins.Evaluate():
-                return self._on_evaluate(instruction)
-        raise ProtocolError(f"Rank {self._communicator.rank}: expected an instruction. Received: {instruction}.")
+                report, kind = self._on_evaluate(instruction), EVALUATE
+            case _:
+                raise ProtocolError(
+                    f"Rank {self._communicator.rank}: expected an instruction. Received: {instruction}."
+                )
+        self._spans.add(kind, began, time.perf_counter(), instruction.epoch)
+        self._spans.flush()  # the ring may end with the job
+        return report
 
     def _on_begin_epoch(self, begin: ins.BeginEpoch) -> ins.Report:
         self._part.begin_epoch(begin)
@@ -158,7 +157,8 @@ class RingJob:
         return global_batches(work.tasks)
 
     def _parts_of(self, steps: Sequence[list[Task]]) -> Generator[tuple[Any, int]]:
-        """Yield this rank's part of each step, see :meth:`_own_part`; of a round of whole batches, no part."""
+        """Yield this rank's part of each step, see :meth:`_own_part`."""
+        # A round of whole batches has no parts: each rank reads one of its batches in the step itself.
         source = self._part.train
         if source is not None and source.whole:
             yield from itertools.repeat((None, 0), len(steps))
@@ -202,17 +202,17 @@ class RingJob:
             self._part.prefetch(source, [tasks[rank]])
             batch = self._part.batch(source, tasks[rank])
             rows = rows_of(batch)
-        counts = [int(text) for text in self._communicator.gather(str(rows).encode())]
+        counts = self._communicator.gather_json(rows)
         return batch, rows, {task.task: count for task, count in zip(tasks, counts, strict=False)}
 
     def _own_part(self, tasks: list[Task], source: BatchSource | None) -> tuple[Any, int]:
         """Return this rank's rows of a global batch, and their number; None without rows."""
         if tasks[0].data:
             return self._fed_part(tasks)
-        start, stop = self._split(tasks[0].start, tasks[-1].stop)
-        if source is not None and start == stop:
+        own = self._own_rows(tasks)
+        if source is not None and own.start == own.stop:
             return None, 0
-        return self._part.rows(source, tasks[0], start, stop), stop - start
+        return self._part.rows(source, tasks[0], own.start, own.stop), own.stop - own.start
 
     def _fed_part(self, tasks: list[Task]) -> tuple[Any, int]:
         """Return this rank's batch, if the client fed one for it, and its number of rows."""
@@ -228,7 +228,7 @@ class RingJob:
     def _running_logs(self) -> dict[str, float]:
         """Return the running logs of the epoch: the mean over all ranks, weighted by their samples."""
         own = {"samples": self._epoch_samples, "logs": numbers(self._logs), "totals": self._own_totals()}
-        reports = [json.loads(text) for text in self._communicator.gather(json.dumps(own).encode())]
+        reports = self._communicator.gather_json(own)
         self._by_rank = [report["totals"] for report in reports]
         found: dict[str, list[tuple[float, int]]] = {}
         for report in reports:
@@ -239,10 +239,9 @@ class RingJob:
     def _on_collect_state(self, collect: ins.CollectState) -> ins.Report:
         self._require_equal_weights()
         self._part.end_epoch(collect)
-        own = merge.encode_arrays([np.int64(self._epoch_steps)])
-        parts = self._communicator.gather(own)
-        steps = [int(merge.decode_arrays(part)[0]) for part in parts]
-        untrained = [merge.decode_arrays(part) for part in self._gather(self._untrained.read())]
+        steps = self._communicator.gather_json(self._epoch_steps)
+        own = merge.encode_arrays(self._untrained.read())
+        untrained = [merge.decode_arrays(part) for part in self._communicator.gather(own)]
         metrics = self._epoch_metrics()
         if not self._communicator.leads:
             return ins.Report()
@@ -254,9 +253,6 @@ class RingJob:
 
     def _epoch_metrics(self) -> list[bytes]:
         return self._communicator.gather(self._metrics.collect())
-
-    def _gather(self, arrays: list[Array]) -> list[bytes]:
-        return self._communicator.gather(merge.encode_arrays(arrays))
 
     def _on_evaluate(self, request: ins.Evaluate) -> ins.Report:
         self._part.take_untrained(request.untrained)
@@ -307,7 +303,7 @@ class RingJob:
         crc = zlib.crc32(state.weights.data)
         for array in state.optimizer.values():
             crc = zlib.crc32(np.ascontiguousarray(array).data, crc)
-        sums = [int(text) for text in self._communicator.gather(str(crc).encode())]
+        sums = self._communicator.gather_json(crc)
         different = [rank for rank, other in enumerate(sums) if other != sums[0]]
         if different:
             raise ProtocolError(

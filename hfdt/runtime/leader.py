@@ -13,138 +13,179 @@ import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hfdt.keras.horovod_api import is_broken_world
-from hfdt.runtime.artifacts import OpenArtifacts, share
+from hfdt.runtime.artifacts import share
 from hfdt.runtime.communicator import Communicator
-from hfdt.runtime.execution import Command, Follower, build_group_job, build_job, execute
 from hfdt.runtime.outer import connect
-from hfdt.runtime.slot_connection import LOOK_S, ROLES, FailureWatch, SlotConnection, failure_of, leave_failure
+from hfdt.runtime.ring import Command, RingMember
+from hfdt.runtime.slot_connection import LOOK_S, SlotConnection, leave_failure, report_failure, watch_failures
 from hfdt.runtime.state_service import StateService
-from nfdt.core.specs.job import parse_job
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.heartbeat import Heartbeat
 from nfdt.core.work.messages import read_instruction, to_request
-from nfdt.core.work.spans import SpanRing
+from nfdt.transport.base import ParameterClient
+
+logger = logging.getLogger(__name__)
 
 WAIT_S = 10.0  # longest time between two broadcasts
+LINGER_S = 10.0
+BLAME_S = 3.0
 
 
 class Leader:
-    """Rank 0: connects the job server and the other ranks.
+    """Rank 0: connects the job server and the ranks of a ring.
+
+    All its state is in attributes, so that an elastic ring can call :meth:`run` again after ranks joined or left.
 
     Args:
-        communicator: All ranks.
+        ring: This rank.
         connection: Registration at the job server.
-        artifacts: Makes a job's artifacts readable.
-        spans: Takes what this rank does.
+        members: Numbers of the members of a group among the job's workers, by rank.
     """
 
-    role = "shard"  # the assignment that a job begins with
+    roles: tuple[str, ...] = ("shard", "worker")  # a job begins with an assignment of the first one
 
-    def __init__(
-        self,
-        communicator: Communicator,
-        connection: SlotConnection,
-        artifacts: OpenArtifacts,
-        spans: SpanRing | None = None,
-    ) -> None:
-        self._communicator, self._connection, self._artifacts = communicator, connection, artifacts
-        self._spans = spans
+    def __init__(self, ring: RingMember, connection: SlotConnection, members: Sequence[int] = ()) -> None:
+        self._ring, self._connection, self._members = ring, connection, tuple(members)
         self._wait_s = broadcast_interval_s(os.environ)
         self._dismissed = False
+        self._reset()
+
+    def _reset(self) -> None:
+        """Return to the state between two jobs."""
+        self._assignment: Any = None
+        self._started = self._left = False
+        self._service: StateService | None = None
+        self._worker = ""  # name of the ranks as a worker
+        self._report = ins.Report()  # to be sent with the next request
 
     def run(self) -> None:
         """Serve jobs until dismissed."""
-        while not self._dismissed:
-            assignment = self._next_assignment()
-            kind = assignment.WhichOneof("assignment")
-            self._dismissed |= kind == "dismiss"
-            if kind == self.role:
-                self._serve(getattr(assignment, self.role))
-        self._broadcast(Command("quit"))
+        while not (self._dismissed and self._assignment is None):
+            self._advance()
+        self._ring.broadcast(Command("quit"))
 
-    def _next_assignment(self) -> pb.Assignment:
-        while (assignment := self._connection.next_assignment(self._wait_s)) is None:
-            self._broadcast(Command("idle"))
-        return assignment
+    def close(self) -> None:
+        """Stop serving the state of the job."""
+        if self._service is not None:
+            self._service.stop()
 
-    def _broadcast(self, command: Command) -> Command:
-        self._communicator.broadcast(command.encode())
-        return command
+    def _advance(self) -> None:
+        """Perform the next action."""
+        if self._assignment is None:
+            self._assignment = self._next_assignment(self.roles[0])
+            if self._assignment is not None:
+                self._connection.begin_job(self._assignment.job_id)
+        elif not self._started:
+            self._start_job(self._assignment)
+            self._started = True
+        elif self._connection.stopped.is_set():
+            self._end_job()
+        elif not self._worker:
+            assignment = self._next_assignment("worker")
+            if assignment is not None and assignment.job_id == self._connection.job_id:
+                self._start_work(assignment)
+        elif self._left:
+            # The coordinator reads the state after the last step: the job ends with its release.
+            self._connection.stopped.wait(self._wait_s)
+            self._ring.broadcast(Command("idle"))
+        else:
+            self._exchange()
 
-    def _serve(self, assignment: Any) -> None:
+    def _next_assignment(self, role: str) -> Any:
+        """Return the next assignment if it is one of this role; None if it is another one, or none arrives in time."""
+        assignment = self._connection.next_assignment(self._wait_s)
+        if assignment is None:
+            self._ring.broadcast(Command("idle"))
+            return None
+        kind = assignment.WhichOneof("assignment")
+        self._dismissed |= kind == "dismiss"
+        return getattr(assignment, role) if kind == role else None
+
+    def _start_job(self, assignment: Any) -> None:
+        """Build the job on all ranks, and serve its state."""
+        self._build(assignment)
+        self._service = StateService(self._ring.job.step, assignment, self._connection.host)
+        ready = pb.SlotReady(job_id=assignment.job_id, address=self._service.address)
+        self._connection.send("shard", ready=ready)
+
+    def _build(self, assignment: Any, **more: Any) -> None:
         job_id = assignment.job_id
-        self._connection.begin(job_id)
-        values = {"spec": assignment.spec_json, "artifacts": assignment.artifact_dir}
-        job = build_job(self._communicator, self._broadcast(Command("job", values)), self._artifacts, self._spans)
-        service = StateService(job.step, assignment, self._connection.host)
-        try:
-            self._connection.send("shard", ready=pb.SlotReady(job_id=job_id, address=service.address))
-            name = self._await_worker(job_id)
-            if name is not None:
-                self._connection.send("worker", ready=pb.SlotReady(job_id=job_id))
-                self._work(job, name, service)
-                # The coordinator reads the state after the last step: the job ends with its release.
-                while not self._connection.stopped.wait(self._wait_s):
-                    self._broadcast(Command("idle"))
-        finally:
-            service.stop()
-        self._broadcast(Command("release"))
-        for role in ("worker", "shard"):
+        if self._ring.job_id != job_id:  # an elastic ring has it already if its last leader was lost
+            values = {"id": job_id, "spec": assignment.spec_json, "artifacts": assignment.artifact_dir, **more}
+            self._run_command(Command("job", values))
+
+    def _start_work(self, assignment: pb.WorkerAssignment) -> None:
+        self._worker = assignment.worker
+        busy = pb.NextRequest(worker=self._worker, busy=True)
+        job = self._ring.job
+        job.advanced = Heartbeat(lambda: self._connection.ask(busy), job.spec.heartbeat_s)
+        self._connection.send("worker", ready=pb.SlotReady(job_id=assignment.job_id))
+
+    def _end_job(self) -> None:
+        job_id = self._connection.job_id
+        self.close()
+        self._run_command(Command("release"))
+        self._reset()
+        for role in reversed(self.roles):
             self._connection.send(role, finished=pb.SlotFinished(job_id=job_id))
 
-    def _await_worker(self, job_id: str) -> str | None:
-        """Return the name of the ranks as a worker; None if the job ends before they have one."""
-        while True:
-            assignment = self._next_assignment()
-            kind = assignment.WhichOneof("assignment")
-            if kind == "worker" and assignment.worker.job_id == job_id:
-                return assignment.worker.worker
-            self._dismissed |= kind == "dismiss"
-            if self._connection.stopped.is_set():
-                return None
+    def _exchange(self) -> None:
+        """Send the last report, and let all ranks execute the instruction that the coordinator replies."""
+        request = to_request(self._report)
+        request.worker, request.wait_s = self._worker, self._wait_s
+        request.statistics_json = json.dumps(self._ring.statistics())
+        reply = self._connection.ask(request)
+        self._report = ins.Report()
+        instruction = read_instruction(reply)
+        if isinstance(instruction, ins.Leave):
+            self._leave()
+        elif isinstance(instruction, ins.Wait):
+            self._ring.broadcast(Command("idle"))
+        elif isinstance(instruction, ins.Summarise):
+            self._report = self._ring.job.summarise(instruction)
+        else:
+            self._execute(reply)
 
-    def _work(self, job: Any, name: str, service: StateService | None = None) -> None:
-        report = ins.Report()
-        job.advanced = beat(self._connection, job, name)
-        while not self._connection.stopped.is_set():
-            request = leader_request(report, name, self._wait_s, job.statistics())
-            reply = self._connection.ask(request)
-            instruction = read_instruction(reply)
-            if isinstance(instruction, ins.Leave):
-                return
-            if isinstance(instruction, ins.Wait):
-                self._broadcast(Command("idle"))
-                report = ins.Report()
-            elif isinstance(instruction, ins.Summarise):
-                report = job.summarise(instruction)
-            else:
-                report = self._execute(job, reply, service)
+    def _leave(self) -> None:
+        self._left = True
 
-    def _execute(self, job: Any, reply: pb.NextReply, service: StateService | None) -> ins.Report:
-        assert service is not None
-        command = self._broadcast(service.command(reply))
-        report = execute(job, command, loads_state=False)
-        service.version = job.steps
-        return report
+    def _execute(self, reply: pb.NextReply) -> None:
+        rate, state = (None, b"") if self._service is None else self._service.pop_changes()
+        values = {} if rate is None else {"learning_rate": rate}
+        self._run_command(Command("do", values, reply.SerializeToString(), state))
+
+    def _run_command(self, command: Command) -> None:
+        self._report = self._ring.broadcast(command)
+        if self._service is not None and self._ring.job is not None:
+            self._service.version = self._ring.job.steps
 
 
-def beat(connection: SlotConnection, job: Any, name: str) -> Heartbeat:
-    """Return a heartbeat for the worker of this name, at the interval of its job."""
-    busy = pb.NextRequest(worker=name, busy=True)
-    return Heartbeat(lambda: connection.ask(busy), job.spec.heartbeat_s)
+class GroupLeader(Leader):
+    """Rank 0 of a group: a worker whose weights are on the shards, so that the group ends when it has no more work."""
 
+    roles = ("worker",)
+    _client: ParameterClient | None = None
 
-def leader_request(report: ins.Report, name: str, wait_s: float, statistics: Mapping[str, Any]) -> pb.NextRequest:
-    """Return a report as the request of the worker of this name."""
-    request = to_request(report)
-    request.worker, request.wait_s, request.statistics_json = name, wait_s, json.dumps(statistics)
-    return request
+    def close(self) -> None:
+        """Disconnect from the shards."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _start_job(self, assignment: pb.WorkerAssignment) -> None:
+        self._build(assignment, members=self._members)
+        job, number, stopped = self._ring.job, self._members[0], self._connection.stopped
+        self._client = connect(assignment, job.step.layout, spec=job.spec, number=number, stopped=stopped)
+        job.exchange.client = self._client
+        self._start_work(assignment)
+
+    def _leave(self) -> None:
+        self._end_job()
 
 
 def broadcast_interval_s(environment: Mapping[str, str]) -> float:
@@ -153,118 +194,50 @@ def broadcast_interval_s(environment: Mapping[str, str]) -> float:
     return min(WAIT_S, (float(text) if text.isdigit() and int(text) else 60.0) / 2)
 
 
-class GroupLeader(Leader):
-    """Rank 0 of a group.
-
-    Args:
-        communicator: The group.
-        connection: Registration at the job server, as a worker.
-        artifacts: Makes a job's artifacts readable.
-        members: Numbers of the members among the job's workers, by rank.
-        spans: Takes what this rank does.
-    """
-
-    role = "worker"
-
-    def __init__(
-        self,
-        communicator: Communicator,
-        connection: SlotConnection,
-        artifacts: OpenArtifacts,
-        members: Sequence[int],
-        spans: SpanRing | None = None,
-    ) -> None:
-        super().__init__(communicator, connection, artifacts, spans)
-        self._members = tuple(members)
-
-    def _serve(self, assignment: pb.WorkerAssignment) -> None:
-        job_id = assignment.job_id
-        self._connection.begin(job_id)
-        values = {"spec": assignment.spec_json, "artifacts": assignment.artifact_dir, "members": self._members}
-        spec, number, stopped = parse_job(assignment.spec_json), self._members[0], self._connection.stopped
-        way = functools.partial(connect, assignment, spec=spec, number=number, stopped=stopped)
-        command = self._broadcast(Command("job", values))
-        job = build_group_job(self._communicator, command, self._artifacts, way, self._spans)
-        try:
-            self._connection.send("worker", ready=pb.SlotReady(job_id=job_id))
-            self._work(job, assignment.worker)
-        finally:
-            job.exchange.close()
-        self._broadcast(Command("release"))
-        self._connection.send("worker", finished=pb.SlotFinished(job_id=job_id))
-
-    def _execute(self, job: Any, reply: pb.NextReply, service: StateService | None) -> ins.Report:
-        return execute(job, self._broadcast(Command("do", {}, reply.SerializeToString())), loads_state=False)
-
-
-logger = logging.getLogger(__name__)
-
-LINGER_S = 10.0
-BLAME_S = 3.0
-
-
-def take_part(communicator: Communicator, options: argparse.Namespace) -> None:
-    """Run as a rank until the end."""
-    ring = str(options.ring).encode() if communicator.rank == 0 else None
-    directory = Path(communicator.broadcast(ring).decode())
-    if communicator.rank == 0:
-        lead(communicator, options.server, directory, options.members)
+def run_launched_rank(communicator: Communicator, options: argparse.Namespace) -> None:
+    """Run as a rank that a launcher has started, until the end."""
+    path = str(options.ring).encode() if communicator.leads else None
+    directory = Path(communicator.broadcast(path).decode())
+    ring = RingMember(communicator, functools.partial(share, communicator))
+    if communicator.leads:
+        lead(ring, options.server, directory, options.members)
     else:
-        follow(communicator, directory, lingers=options.watch_stdin)
+        follow(ring, directory, lingers=options.watch_stdin)
 
 
-def lead(communicator: Communicator, server: str, directory: Path, members: Sequence[int] = ()) -> None:
+def lead(ring: RingMember, server: str, directory: Path, members: Sequence[int] = ()) -> None:
     """Run as rank 0, of a ring or of the group with these members."""
-    token = (directory / "token").read_text().strip()
-    connection = SlotConnection(server, token, directory.name, roles_of(members))
-    leader = make_leader(communicator, connection, partial(share, communicator), members)
-    watch = FailureWatch(directory, connection)
+    kind = GroupLeader if members else Leader
+    connection = SlotConnection.of_ring(directory, server, kind.roles)
+    failure_reported = watch_failures(directory, connection)
     try:
-        leader.run()
+        kind(ring, connection, members).run()
     except Exception as error:
         logger.exception("rank 0 failed")
         if is_broken_world(error):
-            watch.reported.wait(BLAME_S)  # another rank has the reason; otherwise the launcher's log has it
-        elif connection.job_id and not connection.stopped.is_set():
-            leave_failure(directory, 0, error)
-            connection.send("worker", failed=failure_of(connection.job_id, error, 0))
+            failure_reported.wait(BLAME_S)  # another rank has the reason; otherwise the launcher's log has it
+        else:
+            report_failure(directory, connection, 0, error)
         connection.stopped.wait(BLAME_S)
         raise
     connection.close()
 
 
-def roles_of(members: Sequence[int]) -> tuple[str, ...]:
-    """Return the roles of the slots that rank 0 registers."""
-    return (GroupLeader.role,) if members else ROLES
-
-
-def make_leader(
-    communicator: Communicator,
-    connection: SlotConnection,
-    artifacts: OpenArtifacts,
-    members: Sequence[int],
-    spans: SpanRing | None = None,
-) -> Leader:
-    """Return rank 0 of a ring, or of the group with these members; ``spans`` takes what it does."""
-    if members:
-        return GroupLeader(communicator, connection, artifacts, members, spans)
-    return Leader(communicator, connection, artifacts, spans)
-
-
-def follow(communicator: Communicator, directory: Path, *, lingers: bool) -> None:
+def follow(ring: RingMember, directory: Path, *, lingers: bool) -> None:
     """Run as a rank other than 0.
 
     Args:
-        communicator: All ranks.
+        ring: This rank.
         directory: Directory of the ring.
         lingers: Whether the end of this rank would end rank 0's script before it has read the failure.
     """
     try:
-        Follower(communicator, partial(share, communicator)).run()
+        ring.follow()
     except Exception as error:
-        logger.exception("rank %d failed", communicator.rank)
+        rank = ring.communicator.rank
+        logger.exception("rank %d failed", rank)
         if not is_broken_world(error):
-            leave_failure(directory, communicator.rank, error)
+            leave_failure(directory, rank, error)
         if lingers:
             _await_removal(directory)
         raise

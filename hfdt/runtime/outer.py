@@ -1,7 +1,4 @@
-"""A group's side of the parameter server: rank 0 pushes and pulls for all ranks.
-
-This is the only file of hfdt that uses the shards of NFDT.
-"""
+"""Exchange of a group with the shards of NFDT: rank 0 pushes and pulls for all ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +28,6 @@ from nfdt.transport.base import ParameterClient, Pulled, Pushed, PushOptions
 from nfdt.transport.stream import shard_connector
 
 Pause = Callable[[float], None]
-Connect = Callable[[ParameterLayout], ParameterClient]
 
 
 def connect(
@@ -56,26 +52,26 @@ def connect(
 
 
 class GroupExchange:
-    """Exchange of weights between the shards and all ranks; rank 0 pushes. Methods are collective where documented.
+    """Exchange of vectors and weights between the shards and all ranks, through rank 0.
+
+    Methods are collective where documented.
 
     Args:
         communicator: The group.
-        client: Client of rank 0; None on the others.
         size: Number of weights, P.
         first_update: The optimizer's ``iterations`` at the start of the job.
         shards: Number of shards of the job.
 
     Attributes:
+        client: Client of the shards, which rank 0 sets before the first exchange; None on the others.
         weights: Flat, shape ``(P,)``, float32, as last received by this group; None: they must be pulled.
         version: Value of ``optimizer.iterations`` for these weights.
         wants_weights: Whether the replies to pushes should contain weights.
     """
 
-    def __init__(
-        self, communicator: Communicator, client: ParameterClient | None, size: int, first_update: int, shards: int
-    ) -> None:
-        self._communicator, self._client, self._size = communicator, client, size
-        self._first, self._shards = first_update, shards
+    def __init__(self, communicator: Communicator, size: int, first_update: int, shards: int) -> None:
+        self._communicator, self._size, self._first, self._shards = communicator, size, first_update, shards
+        self.client: ParameterClient | None = None
         self.weights: Array | None = None
         self.version = first_update
         self.wants_weights = True
@@ -84,18 +80,14 @@ class GroupExchange:
     def pull(self) -> Array:
         """Return the current weights on every rank; collective."""
         began = time.perf_counter()
-        pulled = self._client.pull() if self._client else None
+        pulled = self.client.pull() if self.client else None
         weights = self._spread(pulled)
         self.counts.exchange_s += time.perf_counter() - began
         return weights
 
-    def held(self) -> Array:
+    def current_weights(self) -> Array:
         """Return the weights to compute on; collective if they must be pulled."""
         return self.pull() if self.weights is None else self.weights
-
-    def forget(self) -> None:
-        """Discard the weights, as they have changed: they are pulled before the next step."""
-        self.weights = None
 
     def push(self, vector: Array, samples: int, rate: float, tasks: Sequence[Task], denominator: float = 0.0) -> None:
         """Apply the group's vector, which rank 0 pushes, and receive new weights; collective.
@@ -109,7 +101,7 @@ class GroupExchange:
             denominator: Denominator of a gradient, as in ``PushOptions``.
         """
         began = time.perf_counter()
-        pushed = self._push(vector, samples, rate, tasks, denominator) if self._client else None
+        pushed = self._push(vector, samples, rate, tasks, denominator) if self.client else None
         if self._is_answered(tasks[0]):
             self._spread(pushed)
         else:
@@ -122,14 +114,15 @@ class GroupExchange:
 
     def _push(self, vector: Array, samples: int, rate: float, tasks: Sequence[Task], denominator: float) -> Pushed:
         task = tasks[0]
-        assert self._client is not None
+        assert self.client is not None
         # A non-finite gradient is also pushed: all of the shards drop it and close its round.
         if self._shards > 1 and not np.isfinite(vector).all():
             vector = np.full_like(vector, np.nan)
         options: PushOptions = {"round": task.round, "part": task.part, "parts": max(task.parts, 1), "samples": samples}
         options |= {"tasks": [t.task for t in tasks], "tickets": b"".join(t.ticket for t in tasks)}
+        # The rate travels apart from the vector: an optimizer like Adam would take a factor out of it again.
         options |= {"rate": rate, "denominator": denominator, "want_weights": self._is_answered(task)}
-        pushed = self._client.push(vector, **options)
+        pushed = self.client.push(vector, **options)
         self.counts.staleness[pushed.staleness] += 1
         self.counts.batch_sizes[samples] += 1
         self.counts.dropped += not pushed.applied
@@ -137,33 +130,10 @@ class GroupExchange:
 
     def _spread(self, answer: Pulled | Pushed | None) -> Array:
         """Return rank 0's reply on every rank."""
-        if answer is None:
-            weights, version = self._communicator.receive_vector(self._size)
-        else:
-            assert answer.weights is not None
-            weights, version = self._communicator.send_vector(answer.weights, self._first + answer.versions[0])
-        self.weights, self.version = weights, version
+        sent = (answer.weights, self._first + answer.versions[0]) if answer is not None else ()
+        weights, self.version = self._communicator.broadcast_vector(self._size, *sent)
+        self.weights = weights
         return weights
-
-    @property
-    def bytes_sent(self) -> int:
-        """Number of bytes that rank 0 sent."""
-        return self._client.bytes_sent if self._client else 0
-
-    @property
-    def bytes_received(self) -> int:
-        """Number of bytes that rank 0 received."""
-        return self._client.bytes_received if self._client else 0
-
-    @property
-    def codecs(self) -> dict[str, Any]:
-        """Codecs in use, if they are chosen while the job runs."""
-        return dict(self._client.codecs) if self._client else {}
-
-    def close(self) -> None:
-        """Disconnect."""
-        if self._client:
-            self._client.close()
 
 
 class GradientOuter:
@@ -200,7 +170,7 @@ class GradientOuter:
         self, batch: Any, weight: float, pause: Pause, *, samples: int, rate: float, task: Task
     ) -> Mapping[str, Any]:
         """Train on this rank's part of a batch of the group; collective, like ``AllreduceStep``."""
-        weights, share = self._exchange.held(), weight * task.share_of(samples)
+        weights, share = self._exchange.current_weights(), weight * task.share_of(samples)
         result = GradientResult(tf.zeros([self.layout.size]), {}, finite=True)
         if batch is not None:
             began = time.perf_counter()
@@ -212,14 +182,15 @@ class GradientOuter:
         self._exchange.push(gradient, samples, 1.0 if math.isinf(denominator) else rate, [task], denominator)
         return result.logs
 
-    def settle(self) -> None:
-        """Do nothing: every step has been pushed."""
+    def push_pending(self) -> None:
+        """Do nothing: each step pushes its gradient."""
 
 
 class DeltaOuter:
     """Steps of the group that update its own weights by the user's optimizer; the change is pushed every few steps.
 
-    The difference ``pulled - own`` replaces the gradient on the shards, whose optimizer is an outer one.
+    The difference of the pulled and the own weights, ``pulled - own``, replaces the gradient on the shards, whose
+    optimizer is an outer one.
 
     Args:
         model: A compiled, built model.
@@ -262,14 +233,14 @@ class DeltaOuter:
         self._samples += samples
         self._rate = rate
         if len(self._tasks) >= self.local_steps:
-            self.settle()
+            self.push_pending()
         return logs
 
-    def settle(self) -> None:
+    def push_pending(self) -> None:
         """Push the changes of the steps since the last push; collective. Does nothing without such steps."""
         if not self._tasks:
             return
-        pulled = self._exchange.held()
+        pulled = self._exchange.current_weights()
         self._exchange.push(pulled - self.step.weights(), self._samples, self._rate, self._tasks)
         self._tasks, self._samples = [], 0
-        self.step.load(State(self._exchange.held(), optimizer={}))
+        self.step.load(State(self._exchange.current_weights(), optimizer={}))

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with quick_imports():
             from hfdt.keras.horovod_api import is_elastic
             from hfdt.runtime.communicator import Communicator, share_machine
-            from hfdt.runtime.leader import take_part
+            from hfdt.runtime.leader import run_launched_rank
 
         communicator = Communicator()
         share_machine(communicator, options.neighbours)
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             ElasticRank(communicator, options.server, options.ring).run()
         else:
-            take_part(communicator, options)
+            run_launched_rank(communicator, options)
         communicator.close()
         code = 0
     except NfdtError as error:

@@ -7,12 +7,13 @@ has a token and TLS.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from typing import Any
 
 import psutil
 
@@ -28,32 +29,22 @@ Exchange = Callable[[str, bytes | None], bytes | None]
 """Stores a value under a key, or with None returns the value, None if there is none."""
 
 
-class RendezvousRelay:
-    """Store that serves while it is entered.
+@contextlib.contextmanager
+def serve_rendezvous(exchange: Exchange) -> Iterator[int]:
+    """Serve the values during the block; yield the port on loopback.
 
     Args:
         exchange: Access to the values.
     """
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._server = _RelayServer((LOOPBACK, 0), exchange)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="rendezvous", daemon=True)
-
-    @property
-    def port(self) -> int:
-        """Port on loopback."""
-        return int(self._server.server_address[1])
-
-    def __enter__(self) -> Self:
-        """Begin to serve."""
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Stop serving."""
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+    server = _RelayServer((LOOPBACK, 0), exchange)
+    thread = threading.Thread(target=server.serve_forever, name="rendezvous", daemon=True)
+    thread.start()
+    try:
+        yield int(server.server_address[1])
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 class _RelayServer(ThreadingHTTPServer):
@@ -79,8 +70,7 @@ class _RelayHandler(BaseHTTPRequestHandler):
         if not size.isdigit() or int(size) > MOST_BYTES:
             self._answer(413)
             return
-        value = self.rfile.read(int(size))
-        self._forward(value)
+        self._forward(self.rfile.read(int(size)))
 
     def do_GET(self) -> None:
         """Return a value."""

@@ -18,8 +18,8 @@ SAMPLES, SUMS, COUNTED = b"samples", b"sums", b"counted"
 class SharedDenominator:
     """Agreement of all ranks on how gradients are combined: by samples, as sums, or by what each rank has counted.
 
-    Only the last needs another reduction, of one number. A rank without rows computes no loss, but takes part in it;
-    therefore all ranks agree once, in the first step of a job.
+    Only the last way needs another reduction, of one number. A rank without rows computes no loss and cannot see which
+    way the loss needs, but has to join the reduction. Therefore all ranks agree in the first step of a job.
 
     Args:
         ranks: The ranks.
@@ -36,7 +36,7 @@ class SharedDenominator:
         """Whether the ranks have agreed."""
         return self._agreed is not None
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Agree again in the next step, as other ranks may have joined."""
         self._agreed = None
 

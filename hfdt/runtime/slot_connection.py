@@ -1,6 +1,6 @@
-"""Registration of rank 0 at a job server: two slots, one as the worker and one as the shard of its ranks.
+"""Connection of rank 0 to a job server, and the files in which other ranks leave the exceptions that end them.
 
-Rank 0 of a group has only the worker slot. The exception of another rank reaches rank 0 and the job server in a file.
+Rank 0 registers two slots: one as the worker and one as the shard of its ranks. Rank 0 of a group registers a worker.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from nfdt.core.work.slot_connection import SlotStream, call_next, describe_failu
 
 logger = logging.getLogger(__name__)
 
-ROLES = ("shard", "worker")
 LOOK_S = 0.3
 
 
@@ -54,7 +53,7 @@ class SlotConnection:
         address: str,
         token: str,
         ring: str,
-        roles: Sequence[str] = ROLES,
+        roles: Sequence[str],
         *,
         tls: Mapping[str, Any] = MappingProxyType({}),
         host: str = LOOPBACK,
@@ -70,6 +69,11 @@ class SlotConnection:
             hello = make_hello(f"{ring}-{role}", role, address=host, ring=ring)
             stream = self._streams[role] = SlotStream(self.stub, hello, address)
             threading.Thread(target=self._listen, args=(stream,), name=f"slot-{role}", daemon=True).start()
+
+    @classmethod
+    def of_ring(cls, directory: Path, server: str, roles: Sequence[str]) -> SlotConnection:
+        """Return the connection of the ring with this directory, in which the token of the server is."""
+        return cls(server, (directory / "token").read_text().strip(), directory.name, roles)
 
     def _listen(self, stream: SlotStream) -> None:
         try:
@@ -87,8 +91,8 @@ class SlotConnection:
             logging.shutdown()
             os._exit(error.exit_code)
 
-    def begin(self, job_id: str) -> None:
-        """Set the current job."""
+    def begin_job(self, job_id: str) -> None:
+        """Set the current job, which is not over."""
         self.job_id = job_id
         self.stopped.clear()
 
@@ -135,39 +139,40 @@ def leave_failure(directory: Path, rank: int, error: BaseException) -> None:
         logger.warning("rank %d could not write down why it failed: %s", rank, problem)
 
 
-class FailureWatch:
-    """Watcher that reports the failure of a rank to the server, once; runs on the leader.
+def report_failure(directory: Path, connection: SlotConnection | None, rank: int, error: BaseException) -> None:
+    """Report the exception of this rank in its file and, during a job, over its own connection to the server if any."""
+    leave_failure(directory, rank, error)
+    if connection is not None and connection.job_id and not connection.stopped.is_set():
+        connection.send("worker", failed=failure_of(connection.job_id, error, rank))
+
+
+def watch_failures(directory: Path, connection: SlotConnection) -> threading.Event:
+    """Start a thread that reports the first failure of a rank to the server; the leader calls it.
 
     Args:
         directory: Directory of the ring.
         connection: Registration at the server.
-        own: Rank that reports its own failure; None for none.
 
-    Attributes:
-        reported: Set when a failure has been reported.
+    Returns:
+        An event that is set when a failure has been reported.
     """
+    reported = threading.Event()
 
-    def __init__(self, directory: Path, connection: SlotConnection, own: int | None = 0) -> None:
-        self._directory, self._connection = directory, connection
-        self._own = None if own is None else failure_file(directory, own)
-        self.reported = threading.Event()
-        threading.Thread(target=self._look, name="failures", daemon=True).start()
-
-    def _look(self) -> None:
-        pause = threading.Event()
-        while not pause.wait(LOOK_S):
+    def look() -> None:
+        while not reported.wait(LOOK_S):
             try:
-                if self._report():
-                    self.reported.set()
-                    return
+                if connection.job_id and (failed := _first_failure(directory)) is not None:
+                    failed.job_id = connection.job_id
+                    connection.send("worker", failed=failed)
+                    reported.set()
             except (OSError, ValueError, json_format.ParseError) as error:  # of one file, at one moment: retry
                 logger.warning("what a rank left behind could not be read: %s", error)
 
-    def _report(self) -> bool:
-        for path in sorted(self._directory.glob("failure-*.json"), key=lambda p: p.stat().st_mtime):
-            if self._connection.job_id and path != self._own:
-                failed = json_format.ParseDict(json.loads(path.read_text()), pb.SlotFailed())
-                failed.job_id = self._connection.job_id
-                self._connection.send("worker", failed=failed)
-                return True
-        return False
+    threading.Thread(target=look, name="failures", daemon=True).start()
+    return reported
+
+
+def _first_failure(directory: Path) -> pb.SlotFailed | None:
+    """Return the exception of the rank that failed first; None if no rank has failed."""
+    files = sorted(directory.glob("failure-*.json"), key=lambda path: path.stat().st_mtime)
+    return json_format.ParseDict(json.loads(files[0].read_text()), pb.SlotFailed()) if files else None

@@ -13,9 +13,9 @@ import psutil
 from hfdt.keras.horovod_api import is_broken_world
 from hfdt.runtime.artifacts import OpenArtifacts
 from hfdt.runtime.communicator import Communicator, share_machine
-from hfdt.runtime.execution import Follower
-from hfdt.runtime.leader import make_leader, roles_of
-from hfdt.runtime.rendezvous_relay import RendezvousRelay
+from hfdt.runtime.leader import GroupLeader, Leader
+from hfdt.runtime.rendezvous_relay import serve_rendezvous
+from hfdt.runtime.ring import RingMember
 from hfdt.runtime.slot_connection import SlotConnection
 from nfdt.core.errors import NfdtError, ServerUnreachable, UsageError
 from nfdt.core.wire import workers_pb2 as pb
@@ -61,7 +61,7 @@ def run_rank(
         server: The job server.
         open_artifacts: Opens the artifacts of the job.
         joined: Called when all ranks are connected.
-        spans: Takes what this rank does.
+        spans: Records what this rank does.
 
     Raises:
         ServerUnreachable: The connection to the other ranks is lost.
@@ -70,10 +70,11 @@ def run_rank(
         communicator = _join(assignment, server)
         joined()
         share_machine(communicator, assignment.neighbours)
+        ring = RingMember(communicator, open_artifacts, spans)
         if communicator.leads:
-            _lead(communicator, assignment, server, open_artifacts, spans)
+            _lead(ring, assignment, server)
         else:
-            Follower(communicator, open_artifacts, spans).run()
+            ring.follow()
         communicator.close()
     except Exception as error:
         if is_broken_world(error):
@@ -90,9 +91,9 @@ def _join(assignment: pb.RankAssignment, server: ServerAccess) -> Communicator:
 
     os.environ.update(assignment.environment)
     os.environ["HOROVOD_GLOO_IFACE"] = interface_of(assignment.host or LOOPBACK)
-    with RendezvousRelay(exchange) as relay:
+    with serve_rendezvous(exchange) as port:
         os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = LOOPBACK
-        os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(relay.port)
+        os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(port)
         try:
             return Communicator()
         except NfdtError:  # Horovod is not installed
@@ -101,20 +102,16 @@ def _join(assignment: pb.RankAssignment, server: ServerAccess) -> Communicator:
             raise ServerUnreachable(f"Rank {assignment.rank} could not join the other ranks: {error}") from error
 
 
-def _lead(
-    communicator: Communicator,
-    assignment: pb.RankAssignment,
-    server: ServerAccess,
-    open_artifacts: OpenArtifacts,
-    spans: SpanRing,
-) -> None:
-    members = tuple(assignment.members)
+def _lead(ring: RingMember, assignment: pb.RankAssignment, server: ServerAccess) -> None:
+    kind = GroupLeader if assignment.members else Leader
     connection = SlotConnection(
-        server.address, server.token, assignment.ring, roles_of(members), tls=server.tls, host=server.host
+        server.address, server.token, assignment.ring, kind.roles, tls=server.tls, host=server.host
     )
+    leader = kind(ring, connection, assignment.members)
     try:
-        make_leader(communicator, connection, open_artifacts, members, spans).run()
+        leader.run()
     finally:
+        leader.close()
         connection.close()
 
 

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from hfdt.runtime.execution import Command
 from hfdt.runtime.step import AllreduceStep
 from nfdt.core.errors import ProtocolError, ShapeMismatch, UsageError
 from nfdt.core.wire import shards_pb2 as pb
@@ -15,7 +14,7 @@ from nfdt.core.wire import shards_pb2_grpc
 from nfdt.core.wire.channel import DATA_BYTES, join_address, make_server, same_token
 from nfdt.core.wire.chunks import join_chunks, split
 from nfdt.core.wire.status import answering
-from nfdt.core.wire.workers_pb2 import NextReply, ShardAssignment
+from nfdt.core.wire.workers_pb2 import ShardAssignment
 from nfdt.model.keras_internals.training import has_fixed_learning_rate
 from nfdt.model.program.state import State, dump_state, load_state
 
@@ -54,18 +53,15 @@ class StateService(shards_pb2_grpc.ShardServicer):
         shards_pb2_grpc.add_ShardServicer_to_server(self, self._server)
         self._server.start()
 
-    def _take_changes(self) -> tuple[float | None, bytes]:
-        """Return the learning rate and the state that were set since the last call, and clear them."""
+    def pop_changes(self) -> tuple[float | None, bytes]:
+        """Return the learning rate and the state (safetensors) that were set since the last call; None and b"": none.
+
+        The next command takes them to the other ranks.
+        """
         with self._lock:
             changes = self._learning_rate, self._state
             self._learning_rate, self._state = None, b""
             return changes
-
-    def command(self, reply: NextReply) -> Command:
-        """Return the command to execute an instruction, with the changes since the last one."""
-        rate, state = self._take_changes()
-        values: dict[str, Any] = {} if rate is None else {"learning_rate": rate}
-        return Command("do", values, reply.SerializeToString(), state)
 
     def stop(self) -> None:
         """Stop serving."""
@@ -96,7 +92,7 @@ class StateService(shards_pb2_grpc.ShardServicer):
     def Write(self, request_iterator: Iterator[pb.StateChunk], context: Any) -> pb.AdminReply:
         """Replace the weights and, where given, the optimizer variables."""
         state, data = self._receive(request_iterator)
-        self._step.load(state)
+        self._step.load(state)  # at once, as the coordinator may read before the next command
         with self._lock:
             self._state = data
         return pb.AdminReply(version=self.version)

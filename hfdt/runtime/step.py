@@ -38,7 +38,7 @@ class AllreduceStep:
         manifest: Program of the model.
         state: Initial state.
         reduce: Sums a tensor over all ranks, by a name.
-        shared: What the ranks know of the denominator of the loss.
+        shared: Agreement of the ranks on the denominator of the loss.
         scales: Whether :meth:`set_factor` will be called.
 
     Attributes:
@@ -72,7 +72,9 @@ class AllreduceStep:
         self._denominator, self.shared = LossDenominator(model), shared
         self.optimizer.loss_scale_factor = None  # the recording optimizer removes the scale
         self.optimizer.build(self._variables)
-        self._respect_decay(manifest)
+        if self.optimizer.weight_decay and not all(manifest.decay or ()):
+            # The optimizer's configuration, from which it was made, lacks exclude_from_weight_decay().
+            keras_training.set_weight_decay_use(self.optimizer, self._variables, manifest.decay or ())
         self.load(State(state.weights, state.optimizer))
         self._factor = _scale_learning_rate(self.optimizer) if scales else None
         self._compute: Any = in_graph(self._computed, model)
@@ -142,20 +144,14 @@ class AllreduceStep:
             tf.cast(tf.reshape(gradient[slot.start : slot.stop], slot.shape), variable.dtype)
             for slot, variable in zip(self.layout.slots, self._variables, strict=True)
         ]
-        if tf.get_static_value(finite):
-            self.optimizer.apply(parts, self._variables)
-            return
 
-        def move() -> None:
+        def update() -> None:
             self.optimizer.apply(parts, self._variables)
 
-        tf.cond(finite, move, lambda: None)
-
-    def _respect_decay(self, manifest: Manifest) -> None:
-        """Apply the program's ``decay``: an optimizer's configuration lacks ``exclude_from_weight_decay()``."""
-        if not self.optimizer.weight_decay or all(manifest.decay or ()):
-            return
-        keras_training.set_weight_decay_use(self.optimizer, self._variables, manifest.decay or ())
+        if tf.get_static_value(finite):  # without a dynamic loss scale
+            update()
+        else:
+            tf.cond(finite, update, lambda: None)
 
     # ---- state
 

@@ -1,4 +1,4 @@
-"""Accounts of a trial: recorded events of its job, and a model whose weights count how often samples were trained."""
+"""What a trial trained: by the recorded events of its jobs, and by a model whose weights count its samples."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RecordedEvent:
 
 @dataclass
 class RecordedJob:
-    """A job as far as it has been read.
+    """The part of a job that has been read.
 
     Attributes:
         job_id: The job.
@@ -47,7 +47,9 @@ class RecordedJob:
 
 
 class RecordedJobs:
-    """Reader of the jobs of one state directory; a connection to the server would count as a client that watches.
+    """Reader of the jobs of one state directory.
+
+    It reads the server's database: a connection to the server would count as a client that watches the job.
 
     Args:
         state_dir: The directory; the server may not have made it yet.
@@ -61,7 +63,7 @@ class RecordedJobs:
         self.jobs: list[RecordedJob] = []
 
     def read(self) -> bool:
-        """Add what is new; return whether there was anything. A file that cannot be read now has no news."""
+        """Add new jobs and events; return whether there were new events, False if the file cannot be read now."""
         if not self._path.exists():
             return False
         with contextlib.suppress(sqlite3.Error):
@@ -74,7 +76,7 @@ class RecordedJobs:
         for job_id, spec in database.execute("SELECT job_id, spec_json FROM jobs ORDER BY submitted_at"):
             if job_id not in known:
                 self.jobs.append(RecordedJob(job_id, samples_of_epoch(json.loads(spec))))
-        count = sum(len(job.events) for job in self.jobs)
+        news = False
         for job in self.jobs:
             rows = "SELECT cursor, at, kind, data_json FROM events WHERE job_id = ? AND cursor > ? ORDER BY cursor"
             for cursor, at, kind, data in database.execute(rows, (job.job_id, job.cursor)):
@@ -82,15 +84,22 @@ class RecordedJobs:
                 job.cursor = cursor
                 job.events.append(event)
                 job.state = str(event.data["state"]) if kind == "state" else job.state
-        return sum(len(job.events) for job in self.jobs) > count
+                news = True
+        return news
 
 
 def samples_of_epoch(spec: dict[str, Any]) -> int | None:
     """Return the samples of an epoch of a job's specification; None where it does not determine them."""
-    if spec["train"]["kind"] != "arrays" or spec["fit"].get("steps_per_epoch") is not None:
-        return None
-    samples: int | None = spec["train"]["samples"]
-    return samples
+    sized = spec["train"]["kind"] == "arrays" and spec["fit"].get("steps_per_epoch") is None
+    return spec["train"]["samples"] if sized else None
+
+
+def events_of(jobs: Sequence[RecordedJob], *kinds: str) -> Iterator[tuple[RecordedJob, RecordedEvent]]:
+    """Yield the events of these kinds, each with its job, in order."""
+    for job in jobs:
+        for event in job.events:
+            if event.kind in kinds:
+                yield job, event
 
 
 @dataclass(frozen=True, order=True)
@@ -118,7 +127,7 @@ class SampleCounts:
 
 
 def positions(jobs: Sequence[RecordedJob]) -> Iterator[tuple[float, TrainingPosition]]:
-    """Yield the time of each event that shows progress, and the position then; it may go back."""
+    """Yield the time of each event that shows progress, and the position at that time; positions may go back."""
     for number, job in enumerate(jobs):
         for event in job.events:
             data = event.data
@@ -134,22 +143,20 @@ def positions(jobs: Sequence[RecordedJob]) -> Iterator[tuple[float, TrainingPosi
 
 def first_progress(jobs: Sequence[RecordedJob]) -> float | None:
     """Return the time of the first trained step; None before it."""
-    return next((e.at for job in jobs for e in job.events if e.kind == "progress"), None)
+    return next((event.at for _, event in events_of(jobs, "progress")), None)
 
 
 def trained_steps(jobs: Sequence[RecordedJob]) -> int:
     """Return the steps of all jobs so far; steps that were repeated count once."""
     steps: dict[tuple[str, int], int] = {}
-    for job in jobs:
-        for event in job.events:
-            if event.kind in ("progress", "epoch_end"):
-                key = (job.job_id, event.data["epoch"])
-                steps[key] = max(steps.get(key, 0), event.data["steps"])
+    for job, event in events_of(jobs, "progress", "epoch_end"):
+        key = (job.job_id, event.data["epoch"])
+        steps[key] = max(steps.get(key, 0), event.data["steps"])
     return sum(steps.values())
 
 
 def recovered_at(jobs: Sequence[RecordedJob], at: float) -> float | None:
-    """Return the time after ``at`` when training was beyond the farthest position of before; None: never."""
+    """Return when, after ``at``, training first passed the farthest position reached before; None: never."""
     farthest = TrainingPosition()
     for when, position in positions(jobs):
         if when <= at:
@@ -160,10 +167,10 @@ def recovered_at(jobs: Sequence[RecordedJob], at: float) -> float | None:
 
 
 def count_samples(jobs: Sequence[RecordedJob]) -> SampleCounts:
-    """Count the samples of all jobs; a job that has not succeeded misses those of its last epochs."""
+    """Count the samples of all jobs; epochs that a failed job did not reach are not counted."""
     once = again = never = 0
     for job in jobs:
-        ends = {event.data["epoch"]: event.data["samples"] for event in job.events if event.kind == "epoch_end"}
+        ends = {event.data["epoch"]: event.data["samples"] for _, event in events_of([job], "epoch_end")}
         size = job.samples or max(ends.values(), default=0)
         for epoch in range(min(ends, default=0), max(ends, default=-1) + 1):
             trained = ends.get(epoch, 0)
@@ -192,22 +199,20 @@ def _repeated(job: RecordedJob, size: int) -> int:
 
 def last_logs(jobs: Sequence[RecordedJob]) -> dict[str, float]:
     """Return the logs of the last epoch of the last job, validation included."""
-    ends = [event.data for job in jobs for event in job.events if event.kind == "epoch_end"]
-    return _logs(ends[-1]) if ends else {}
-
-
-def _logs(end: Mapping[str, Any]) -> dict[str, float]:
+    ends = [event.data for _, event in events_of(jobs, "epoch_end")]
+    if not ends:
+        return {}
+    end = ends[-1]
     validation = {f"val_{name}": value for name, value in (end.get("val_logs") or {}).items()}
     return {name: value for name, value in {**end["logs"], **validation}.items() if isinstance(value, int | float)}
 
 
 def failure(jobs: Sequence[RecordedJob]) -> str | None:
     """Return why a job failed or was cancelled; None if all of them succeeded or run."""
-    for job in jobs:
-        for event in job.events:
-            if event.kind == "state" and event.data["state"] in ("failed", "cancelled"):
-                error = event.data.get("error") or {}
-                return f"{job.job_id} {event.data['state']}: {event.data.get('reason') or error.get('message') or '?'}"
+    for job, event in events_of(jobs, "state"):
+        if event.data["state"] in ("failed", "cancelled"):
+            error = event.data.get("error") or {}
+            return f"{job.job_id} {event.data['state']}: {event.data.get('reason') or error.get('message') or '?'}"
     return None
 
 
@@ -256,7 +261,7 @@ def counting_script(result: Path, *, steps: int = 0, seconds: float = 0.0) -> st
     return SCRIPT.format(result=str(result), steps=steps, seconds=seconds)
 
 
-def length_for(faults: Sequence[PlannedFault[Any]]) -> dict[str, Any]:
+def length_for(faults: Sequence[PlannedFault]) -> dict[str, Any]:
     """Return the arguments of :func:`counting_script` for a training that goes on until the faults are over."""
     ends_s = [fault.at_s + (fault.row.seconds or 0.0) + AFTER_S for fault in faults if fault.at_s is not None]
     steps = [fault.at_step for fault in faults if fault.at_step is not None]
@@ -276,11 +281,10 @@ def read_counts(result: Path) -> SampleCounts:
     epochs, times = int(found["epochs"]), {float(count): int(samples) for count, samples in found["times"].items()}
     if broken := [count for count in times if count != int(count)]:
         raise NfdtError(f"Counting model: expected updates that move a sample by 1. Received: {broken[0]:g} in all.")
-    return SampleCounts(
-        once=int(sum(min(count, epochs) * samples for count, samples in times.items())),
-        again=int(sum(max(0.0, count - epochs) * samples for count, samples in times.items())),
-        never=int(sum(max(0.0, epochs - count) * samples for count, samples in times.items())),
-    )
+    once = sum(min(count, epochs) * samples for count, samples in times.items())
+    again = sum(max(0.0, count - epochs) * samples for count, samples in times.items())
+    never = sum(max(0.0, epochs - count) * samples for count, samples in times.items())
+    return SampleCounts(int(once), int(again), int(never))
 
 
 def why_not_counted(options: Mapping[str, Any]) -> str:

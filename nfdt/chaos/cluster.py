@@ -1,4 +1,4 @@
-"""Cluster of a trial: a server with its shards, workers behind a relay, and a script behind another one."""
+"""Cluster of a trial: a server with its shards, and a relay each for its workers and for its script."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ import psutil
 from nfdt.chaos.processes import (
     MARK,
     ClusterProcess,
-    Leftovers,
-    MachineState,
+    find_leftovers,
     find_slots,
-    is_alive,
     marked,
     send_signal,
+    shared_memory_segments,
 )
 from nfdt.chaos.relay import Relay
 from nfdt.chaos.schedule import ClusterRow, TargetRole
@@ -39,7 +38,7 @@ TAIL = 30  # lines of a log in an error
 
 
 class ChaosCluster:
-    """Processes of one trial, all on this machine, and all started here.
+    """Processes of one trial on this machine, started as a user starts them.
 
     Args:
         row: Numbers and options.
@@ -54,8 +53,9 @@ class ChaosCluster:
     def __init__(self, row: ClusterRow, script: Sequence[str], folder: Path) -> None:
         self._row, self._script, self._folder = row, list(script), folder
         self.state_dir, self._temporary = folder / "state", folder / "tmp"
-        self._mark = secrets.token_hex(8)  # in the environment of all processes
-        self._before = MachineState()
+        # In the environment of all processes, so that those that are left are found whatever their parent is by then.
+        self._mark = secrets.token_hex(8)
+        self._segments_before = shared_memory_segments()
         self.relays: dict[TargetRole, Relay] = {}
         self._address = "127.0.0.1:0"
         self._token_file = folder / "token"
@@ -81,8 +81,7 @@ class ChaosCluster:
         for role in ("worker", "client"):
             self.relays[role] = Relay(self._address, self._environment)
         logs = ["--log-dir", str(self._folder / "logs"), "--name", "chaos"]
-        server = self._connection("worker")
-        self._start("workers", ["worker", *server, "--slots", str(self._row.workers), *logs])
+        self._start("workers", ["worker", *self._connection("worker"), "--slots", str(self._row.workers), *logs])
         self.start_script()
 
     def start_server(self) -> None:
@@ -102,10 +101,12 @@ class ChaosCluster:
     @property
     def listens(self) -> bool:
         """Whether the server has announced that it listens since it was started last."""
+        # Each start of the server appends its announcement to the same log.
         return len(self._announced()) == self._server_starts
 
     def _announced(self) -> list[str]:
-        return re.findall(r"^listening on (\S+:\d+)$", self.log("server").read_text(errors="replace"), re.MULTILINE)
+        """Return the addresses at which the server has listened, one for each of its starts."""
+        return re.findall(r"^listening on (\S+:\d+)$", self._log("server").read_text(errors="replace"), re.MULTILINE)
 
     def processes(self, role: TargetRole) -> list[ClusterProcess]:
         """Return the live processes of a role, by index."""
@@ -117,21 +118,17 @@ class ChaosCluster:
 
     @property
     def names(self) -> list[str]:
-        """Names of the processes whose exit codes and logs there are."""
+        """Names of the processes that have an exit code and a log."""
         return list(self._processes)
 
     def exit_code(self, name: str) -> int | None:
         """Return the exit code of ``server``, ``workers`` or ``client``; None while it runs."""
         return self._processes[name].poll()
 
-    def log(self, name: str) -> Path:
-        """Return the log of ``server``, ``workers`` or ``client``."""
-        return self._folder / f"{name}.log"
-
     def tail(self, name: str) -> str:
         """Return the last lines of a log."""
         with contextlib.suppress(OSError):
-            return "\n".join(self.log(name).read_text(errors="replace").splitlines()[-TAIL:])
+            return "\n".join(self._log(name).read_text(errors="replace").splitlines()[-TAIL:])
         return ""
 
     def stop(self) -> None:
@@ -144,13 +141,16 @@ class ChaosCluster:
         for relay in self.relays.values():
             relay.stop()
 
-    def leftovers(self) -> Leftovers:
-        """Return what is left after :meth:`stop`."""
+    def leftovers(self) -> list[str]:
+        """Return what is left after :meth:`stop`, in words."""
         addresses = [self._address, *(relay.address for relay in self.relays.values())]
-        return self._before.leftovers(self._mark, self._temporary, addresses)
+        return find_leftovers(self._mark, self._temporary, addresses, self._segments_before)
+
+    def _log(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
 
     def _start(self, name: str, arguments: Sequence[str]) -> None:
-        with open(self.log(name), "a", opener=private) as log:
+        with open(self._log(name), "a", opener=private) as log:
             self._processes[name] = subprocess.Popen(
                 [*NFDT, *arguments],
                 env=self._environment,
@@ -174,8 +174,7 @@ class ChaosCluster:
         if started is None or started.poll() is not None:
             return None
         with contextlib.suppress(psutil.Error):
-            process = psutil.Process(started.pid)
-            return process if is_alive(process) else None
+            return psutil.Process(started.pid)
         return None
 
     def _connection(self, role: TargetRole) -> list[str]:

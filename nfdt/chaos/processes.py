@@ -8,8 +8,8 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -38,30 +38,20 @@ class ClusterProcess:
     def __str__(self) -> str:
         return f"{self.role} {self.index}"
 
-    def send(self, number: signal.Signals) -> bool:
-        """Send a signal; return False if the process has ended, whatever has its number now."""
-        return send_signal(self.process, number)
-
 
 def send_signal(process: psutil.Process, number: signal.Signals) -> bool:
-    """Send a signal to a process; return False if it has ended, also if another one has its number now.
-
-    The descriptor belongs to whatever has the number now. If that is the process after the descriptor was opened, the
-    signal cannot reach any other one.
-    """
-    try:
+    """Send a signal to a process; return False if it has ended, also if another one has its number now."""
+    with contextlib.suppress(OSError):
+        # The descriptor refers to whatever has the number now. If that is the process after the descriptor was opened,
+        # the signal cannot reach any other one.
         descriptor = os.pidfd_open(process.pid)
-    except OSError:
-        return False
-    try:
-        if not is_alive(process):
-            return False
-        signal.pidfd_send_signal(descriptor, number)
-        return True
-    except ProcessLookupError:
-        return False
-    finally:
-        os.close(descriptor)
+        try:
+            if is_alive(process):
+                signal.pidfd_send_signal(descriptor, number)
+                return True
+        finally:
+            os.close(descriptor)
+    return False
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -75,20 +65,14 @@ def is_alive(process: psutil.Process) -> bool:
 def find_slots(parent: psutil.Process) -> list[ClusterProcess]:
     """Return the live slots among the descendants of a process, by role and index."""
     found = []
-    for process in _descendants(parent):
-        with contextlib.suppress(psutil.Error):
-            match = _TITLE.match(process.name()) or _NAME.search(f"{' '.join(process.cmdline())} ")
-            if match and is_alive(process):
-                role: TargetRole = "worker" if match[1] == "worker" else "shard"
-                found.append(ClusterProcess(role, int(match[2]), process))
+    with contextlib.suppress(psutil.Error):
+        for process in parent.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                match = _TITLE.match(process.name()) or _NAME.search(f"{' '.join(process.cmdline())} ")
+                if match and is_alive(process):
+                    role: TargetRole = "worker" if match[1] == "worker" else "shard"
+                    found.append(ClusterProcess(role, int(match[2]), process))
     return sorted(found, key=lambda one: (one.role, one.index))
-
-
-def _descendants(parent: psutil.Process) -> list[psutil.Process]:
-    try:
-        return parent.children(recursive=True) if is_alive(parent) else []
-    except psutil.Error:
-        return []
 
 
 def marked(mark: str) -> Iterator[psutil.Process]:
@@ -105,73 +89,47 @@ POLL_S = 0.2
 FOREIGN = ("__autograph_generated_file", "__pycache__", "tmp")  # of TensorFlow and Python, when they are killed
 
 
-@dataclass(frozen=True)
-class Leftovers:
-    """Remains of a trial, each in words."""
+def find_leftovers(mark: str, temporary: Path, addresses: Sequence[str], segments_before: Collection[str]) -> list[str]:
+    """Describe what a trial has left behind; wait for what is about to end, and kill processes that are left.
 
-    processes: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
-    segments: tuple[str, ...] = ()
-    ports: tuple[str, ...] = ()
-
-    def all(self) -> list[str]:
-        """Return all of them."""
-        return [
-            *(f"process {one}" for one in self.processes),
-            *(f"file {one}" for one in self.files),
-            *(f"segment {one}" for one in self.segments),
-            *(f"port {one}" for one in self.ports),
-        ]
-
-
-@dataclass(frozen=True)
-class MachineState:
-    """Shared memory of this user before a trial.
-
-    Attributes:
-        segments: Names in the folder of shared memory.
+    Args:
+        mark: Mark of the trial's processes.
+        temporary: Directory of their temporary files.
+        addresses: ``HOST:PORT`` at which they listened.
+        segments_before: The :func:`shared_memory_segments` before the trial.
     """
-
-    segments: frozenset[str] = field(default_factory=lambda: frozenset(_segments()))
-
-    def leftovers(self, mark: str, temporary: Path, addresses: Sequence[str]) -> Leftovers:
-        """Return what a trial has left behind; wait a moment for what is about to end. Left processes are killed.
-
-        Args:
-            mark: Mark of the trial's processes.
-            temporary: Directory of their temporary files.
-            addresses: ``HOST:PORT`` at which they listened.
-        """
-        deadline = time.monotonic() + SETTLE_S
-        while True:
-            found = Leftovers(
-                tuple(_describe(one) for one in marked(mark)),
-                tuple(sorted(one.name for one in temporary.iterdir() if not one.name.startswith(FOREIGN))),
-                tuple(sorted(set(_segments()) - self.segments - _mapped())),
-                tuple(address for address in addresses if _answers(address)),
-            )
-            if not found.all() or time.monotonic() > deadline:
-                break
-            time.sleep(POLL_S)
-        for process in list(marked(mark)):
-            send_signal(process, signal.SIGKILL)
-        return found
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        files = sorted(one.name for one in temporary.iterdir() if not one.name.startswith(FOREIGN))
+        found = [
+            *(f"process {describe_process(one.pid)}" for one in marked(mark)),
+            *(f"file {name}" for name in files),
+            *(f"segment {name}" for name in sorted(shared_memory_segments().difference(segments_before) - _mapped())),
+            *(f"port {address}" for address in addresses if _answers(address)),
+        ]
+        if not found or time.monotonic() > deadline:
+            break
+        time.sleep(POLL_S)
+    for process in list(marked(mark)):
+        send_signal(process, signal.SIGKILL)
+    return found
 
 
-def _describe(process: psutil.Process) -> str:
+def describe_process(pid: int) -> str:
+    """Return the number of a process, and the beginning of its command line or its name if it still runs."""
     with contextlib.suppress(psutil.Error):
-        return f"{process.pid} {' '.join(process.cmdline())[:120] or process.name()}"
-    return str(process.pid)
+        process = psutil.Process(pid)
+        return f"{pid} {' '.join(process.cmdline())[:120] or process.name()}"
+    return str(pid)
 
 
-def _segments() -> list[str]:
+def shared_memory_segments() -> set[str]:
     """Return the names of this user's shared memory."""
-    found = []
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(SHARED_MEMORY):
-            with contextlib.suppress(OSError):
-                if entry.stat(follow_symlinks=False).st_uid == os.geteuid():
-                    found.append(entry.name)
+    found = set()
+    for entry in SHARED_MEMORY.glob("*"):
+        with contextlib.suppress(OSError):  # removed meanwhile
+            if entry.lstat().st_uid == os.geteuid():
+                found.add(entry.name)
     return found
 
 
@@ -179,7 +137,7 @@ def _mapped() -> set[str]:
     """Return the names of shared memory that live processes use: other programs of this user work beside a trial."""
     found = set()
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
+        with contextlib.suppress(OSError):
             paths = Path(f"/proc/{process.pid}/maps").read_text(errors="replace").splitlines()
             found |= {line.rpartition("/")[2] for line in paths if f" {SHARED_MEMORY}/" in line}
     return found

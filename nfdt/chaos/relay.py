@@ -13,9 +13,8 @@ import json
 import select
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import psutil
 
@@ -42,7 +41,10 @@ class Relay:
     def __init__(self, target: str, environment: Mapping[str, str]) -> None:
         pipe = subprocess.PIPE
         self._process = subprocess.Popen([*COMMAND, target], env=dict(environment), stdin=pipe, stdout=pipe, text=True)
-        self.address = f"127.0.0.1:{self._answer()}"
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input, self._output = self._process.stdin, self._process.stdout
+        self.address = f"127.0.0.1:{self._read_answer()}"
 
     def set_rule(self, number: int, rule: Rule | None) -> None:
         """Replace the rule of this number, or remove it; return when it holds.
@@ -50,27 +52,23 @@ class Relay:
         Raises:
             NfdtError: The process has ended, or does not answer.
         """
-        assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended, which the answer shows
-            self._process.stdin.write(json.dumps({"number": number, "rule": rule and asdict(rule)}) + "\n")
-            self._process.stdin.flush()
-        self._answer()
+            self._input.write(json.dumps({"number": number, "rule": rule and asdict(rule)}) + "\n")
+            self._input.flush()
+        self._read_answer()
 
     def stop(self) -> None:
         """End the process."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+            self._input.close()
         self._process.kill()
         self._process.wait()
-        self._process.stdout.close()
+        self._output.close()
 
-    def _answer(self) -> str:
+    def _read_answer(self) -> str:
         """Return the process's next line."""
-        assert self._process.stdout is not None
-        readable, _, _ = select.select([self._process.stdout], [], [], ANSWER_S)
-        line = self._process.stdout.readline() if readable else ""
+        readable, _, _ = select.select([self._output], [], [], ANSWER_S)
+        line = self._output.readline() if readable else ""
         if not line:
             raise NfdtError(f"The relay of process {self._process.pid} gave no answer within {ANSWER_S:.0f} s.")
         return line.strip()
@@ -81,23 +79,21 @@ class Rule:
     """Damage to the connections of some processes.
 
     Attributes:
-        pids: The processes; None: all.
+        pids: The processes.
         cut: Whether their connections end, and new ones are refused.
         mbit: Bandwidth in each direction, in Mbit/s; None: unlimited.
         delay_ms: Delay in each direction.
-        flip: Place of the bit to flip in the next bytes for the server, as a fraction; None: no bit.
+        flip: Position of the bit to flip in the next bytes for the server, as a fraction; None: no bit.
     """
 
-    pids: tuple[int, ...] | None = None
+    pids: Sequence[int]
     cut: bool = False
     mbit: float | None = None
     delay_ms: float = 0.0
     flip: float | None = None
 
-    def ports(self) -> set[int] | None:
-        """Return the local ports of the processes; None: all."""
-        if self.pids is None:
-            return None
+    def ports(self) -> set[int]:
+        """Return the local ports of the processes: by these the relay tells the connections of processes apart."""
         found: set[int] = set()
         for pid in self.pids:
             with contextlib.suppress(psutil.Error):
@@ -126,8 +122,8 @@ class Passage:
         for side in (self.near, self.far):
             side.transport.abort()
 
-    def take_flip(self) -> float | None:
-        """Return the place of the bit to flip now, once."""
+    def pop_flip(self) -> float | None:
+        """Return the position of the bit to flip now, once; None: no bit."""
         for number, rule in list(self.rules.items()):
             if rule.flip is not None:
                 del self.rules[number]
@@ -156,7 +152,7 @@ class Passages:
             near.transport.abort()
             return
         port = near.get_extra_info("peername")[1]
-        rules = {n: r for n, r in self._rules.items() if (ports := r.ports()) is None or port in ports}
+        rules = {n: r for n, r in self._rules.items() if port in r.ports()}
         passage = Passage(port, near, far, rules)
         if any(rule.cut for rule in rules.values()):
             passage.cut()
@@ -181,7 +177,7 @@ class Passages:
         ports = rule.ports() if rule is not None else set[int]()
         for passage in list(self._passages):
             passage.rules.pop(number, None)
-            if rule is not None and (ports is None or passage.port in ports):
+            if rule is not None and passage.port in ports:
                 passage.rules[number] = rule
                 if rule.cut:
                     passage.cut()
@@ -195,7 +191,7 @@ async def _receive(
     data = b"-"
     while data:
         data = await source.read(CHUNK)
-        if data and to_server and (flip := passage.take_flip()) is not None:
+        if data and to_server and (flip := passage.pop_flip()) is not None:
             data = flipped(data, flip)
         mbit = min((rule.mbit for rule in passage.rules.values() if rule.mbit is not None), default=None)
         free_at = max(now(), free_at) + (8e-6 * len(data) / mbit if mbit else 0.0)
@@ -216,21 +212,12 @@ async def _send(queue: asyncio.Queue[_Due], sink: asyncio.StreamWriter) -> None:
         await sink.drain()
 
 
-def flipped(data: bytes, place: float) -> bytes:
-    """Return a copy with one bit flipped; ``place`` is its place as a fraction in [0, 1)."""
-    bit = int(place * 8 * len(data))
+def flipped(data: bytes, position: float) -> bytes:
+    """Return a copy with one bit flipped, at this position as a fraction in [0, 1)."""
+    bit = int(position * 8 * len(data))
     changed = bytearray(data)
     changed[bit // 8] ^= 1 << bit % 8
     return bytes(changed)
-
-
-def parse_rule(message: dict[str, Any]) -> Rule | None:
-    """Return the rule of a line; None: the number's rule is removed."""
-    rule = message["rule"]
-    if rule is None:
-        return None
-    pids: Iterable[int] | None = rule.pop("pids", None)
-    return Rule(None if pids is None else tuple(pids), **rule)
 
 
 async def _relay(target: str) -> None:
@@ -241,7 +228,7 @@ async def _relay(target: str) -> None:
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         message = json.loads(line)
-        relay.set_rule(message["number"], parse_rule(message))
+        relay.set_rule(message["number"], message["rule"] and Rule(**message["rule"]))
         print(message["number"], flush=True)
 
 

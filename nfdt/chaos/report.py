@@ -106,7 +106,7 @@ def make_report(
         samples=count_samples(record.jobs),
         result=last_logs(record.jobs),
         undisturbed=None if undisturbed is None else last_logs(undisturbed.jobs),
-        leftovers=tuple(left for one in records for left in one.leftovers.all()),
+        leftovers=tuple(left for one in records for left in one.leftovers),
         memory_growth=max(growths, default=None),
         problems=(*record.problems, *problems),
         counted=counted,

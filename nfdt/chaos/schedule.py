@@ -1,4 +1,4 @@
-"""Schedule of faults: the TOML file of ``nfdt chaos``, validated, and their times: the same for the same seed."""
+"""Schedules of faults: the TOML file of ``nfdt chaos``, and the times of its faults, which the seed determines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, Generic, Literal, Protocol, Self, TypeVar, get_args
+from typing import Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -27,7 +27,7 @@ _Drawn = TypeVar("_Drawn")
 
 @dataclass(frozen=True)
 class KindFacts:
-    """Facts about one kind of fault.
+    """Roles and fields of one kind of fault.
 
     Attributes:
         roles: Roles of the processes that it can hit.
@@ -127,7 +127,7 @@ class FaultRow(_Row):
 
 
 class Schedule(_Row):
-    """A whole schedule."""
+    """Schedule of a trial: the seed, the cluster and the faults."""
 
     seed: int = 0
     cluster: ClusterRow = ClusterRow()
@@ -195,39 +195,21 @@ def _explain(item: Any) -> str:
     return f"{place}{message}.{received}"
 
 
-class FaultFields(Protocol):
-    """Fields that the row of every kind of fault has."""
-
-    @property
-    def kind(self) -> str:
-        """Kind of fault."""
-
-    @property
-    def role(self) -> TargetRole:
-        """Role of its target."""
-
-    @property
-    def seconds(self) -> float | None:
-        """Duration; None: it has none."""
-
-
-_Fields = TypeVar("_Fields", bound=FaultFields)
-
-
 @dataclass(frozen=True)
-class PlannedFault(Generic[_Fields]):
+class PlannedFault:
     """One fault at one time.
 
     Attributes:
         number: Its place in the plan, from 1 on.
-        row: Its row of the schedule.
+        row: Its row of the schedule: a :class:`FaultRow`, or that of another kind of schedule with ``kind``, ``role``
+            and ``seconds``.
         at_s: Seconds after the first trained step; None: see ``at_step``.
         at_step: Number of steps of the job after which it is due; None: see ``at_s``.
         draw: Random number in [0, 1) that chooses the target and the byte.
     """
 
     number: int
-    row: _Fields
+    row: Any
     at_s: float | None
     at_step: int | None
     draw: float
@@ -241,7 +223,7 @@ class PlannedFault(Generic[_Fields]):
         return candidates[int(self.draw * len(candidates))]
 
 
-def plan_faults(schedule: Schedule) -> list[PlannedFault[FaultRow]]:
+def plan_faults(schedule: Schedule) -> list[PlannedFault]:
     """Return all faults of a schedule: those at a time by their times, then those at a step."""
     found: list[tuple[FaultRow, float | None, int | None, float]] = []
     for index, row in enumerate(schedule.fault):

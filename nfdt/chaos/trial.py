@@ -3,24 +3,147 @@
 from __future__ import annotations
 
 import contextlib
+import resource
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
 from nfdt.chaos.accounting import RecordedJob, RecordedJobs, failure, first_progress, trained_steps
 from nfdt.chaos.cluster import ChaosCluster
-from nfdt.chaos.injector import Injection, Injector
-from nfdt.chaos.processes import ClusterProcess, Leftovers
-from nfdt.chaos.schedule import PlannedFault, Schedule, TargetRole, plan_faults
+from nfdt.chaos.processes import ClusterProcess, send_signal
+from nfdt.chaos.relay import Rule
+from nfdt.chaos.schedule import RESTARTED, PlannedFault, Schedule, plan_faults
 from nfdt.core.errors import NfdtError
 
 POLL_S = 0.1
 PATIENCE_S = 300.0
+_SIGNALS = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "stall": signal.SIGSTOP}
+
+
+@dataclass
+class Injection:
+    """A fault that has been injected.
+
+    Attributes:
+        fault: The fault.
+        target: The process.
+        at: Unix time of the injection.
+    """
+
+    fault: PlannedFault
+    target: ClusterProcess
+    at: float
+
+
+@dataclass
+class _Restart:
+    pause_s: float
+    due: float | None = None  # once the process has ended
+
+
+class Injector:
+    """Injects the faults of one trial. The caller polls it to end faults and to restart processes.
+
+    Args:
+        cluster: The cluster.
+
+    Attributes:
+        injections: All faults so far.
+    """
+
+    def __init__(self, cluster: ChaosCluster) -> None:
+        self._cluster = cluster
+        self._ends: list[tuple[float, Callable[[], object]]] = []  # when a fault ends, and what ends it
+        self._restarts: dict[str, _Restart] = {}
+        self.injections: list[Injection] = []
+
+    def expects_end(self, role: str) -> bool:
+        """Whether a fault has ended the process of a role, which has not been restarted yet."""
+        return role in self._restarts
+
+    def inject(self, fault: PlannedFault) -> Injection | None:
+        """Inject a fault; return None if there is no process for it now, so that it has to be tried again."""
+        row = fault.row
+        candidates = [
+            one for one in self._cluster.processes(row.role) if row.target == "random" or one.index == row.target
+        ]
+        if not candidates or self.expects_end(row.role):
+            return None
+        if row.kind == "fill_disk" and not self._cluster.listens:
+            return None  # no server starts on a full disk
+        target, at = fault.choose(candidates), time.time()
+        if not self._act(fault, target):
+            return None
+        injection = Injection(fault, target, at)
+        self.injections.append(injection)
+        return injection
+
+    def poll(self) -> None:
+        """End the faults whose time is over, and restart the processes that faults have ended."""
+        now = time.monotonic()
+        over = [end for end in self._ends if end[0] <= now]
+        self._ends = [end for end in self._ends if end[0] > now]
+        for _, undo in over:
+            undo()
+        for role, restart in list(self._restarts.items()):
+            if self._cluster.exit_code(role) is None:
+                continue
+            restart.due = restart.due or now + restart.pause_s
+            if restart.due <= now:
+                del self._restarts[role]
+                self._cluster.start_server() if role == "server" else self._cluster.start_script()
+
+    def _act(self, fault: PlannedFault, target: ClusterProcess) -> bool:
+        row = fault.row
+        if row.kind in _SIGNALS:
+            if not send_signal(target.process, _SIGNALS[row.kind]):
+                return False
+            if row.kind == "stall":
+                self._undo_after(row.seconds, lambda: send_signal(target.process, signal.SIGCONT))
+            elif row.role in RESTARTED:
+                self._restarts[row.role] = _Restart(row.seconds or 0.0)
+        elif row.kind == "fill_disk":
+            return self._fill_disk(target, row.seconds)
+        else:
+            self._damage(fault, target)
+        return True
+
+    def _undo_after(self, seconds: float, undo: Callable[[], object]) -> None:
+        self._ends.append((time.monotonic() + seconds, undo))
+
+    def _damage(self, fault: PlannedFault, target: ClusterProcess) -> None:
+        """Damage the connections of a process to the server."""
+        row, relay = fault.row, self._cluster.relays[fault.row.role]
+        flip = fault.draw if row.kind == "corrupt" else None
+        rule = Rule((target.process.pid,), row.kind == "cut", row.mbit, row.delay_ms or 0.0, flip)
+        relay.set_rule(fault.number, rule)
+        if row.seconds is not None:
+            self._undo_after(row.seconds, lambda: relay.set_rule(fault.number, None))
+
+    def _fill_disk(self, server: ClusterProcess, seconds: float) -> bool:
+        """Make every write of the server to a file fail, as on a full disk."""
+        limit = resource.RLIMIT_FSIZE
+        try:
+            soft, hard = resource.prlimit(server.process.pid, limit)
+            resource.prlimit(server.process.pid, limit, (0, hard))
+        except (OSError, ValueError):
+            return False
+
+        def restore() -> None:
+            """Lift the limit, also of processes that were started meanwhile and have inherited it."""
+            with contextlib.suppress(psutil.Error):
+                for one in [server.process, *server.process.children(recursive=True)]:
+                    with contextlib.suppress(OSError):
+                        resource.prlimit(one.pid, limit, (soft, hard))
+
+        self._undo_after(seconds, restore)
+        return True
 
 
 @dataclass
@@ -32,88 +155,37 @@ class TrialRecord:
         missed: Faults whose time did not come, or whose target was not there.
         jobs: Jobs of the script, with their events.
         problems: Reasons why the trial did not end well.
-        leftovers: Remains after its end.
+        leftovers: Remains after its end, in words.
         began_at: Unix time of the first trained step.
         server_bytes: Resident memory of each process of the server, at each fault and at the end.
     """
 
     injections: list[Injection] = field(default_factory=list)
-    missed: list[PlannedFault[Any]] = field(default_factory=list)
+    missed: list[PlannedFault] = field(default_factory=list)
     jobs: list[RecordedJob] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    leftovers: Leftovers = Leftovers()
+    leftovers: list[str] = field(default_factory=list)
     began_at: float | None = None
     server_bytes: dict[psutil.Process, list[int]] = field(default_factory=dict)
-
-
-class TrialCluster(Protocol):
-    """Cluster that runs a script."""
-
-    @property
-    def state_dir(self) -> Path:
-        """State directory of the server."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Names of the processes whose exit codes and logs there are; that of the script is ``client``."""
-
-    @property
-    def listens(self) -> bool:
-        """Whether the server has announced that it listens since it was started last."""
-
-    def start(self) -> None:
-        """Start all processes; raise an NfdtError if the server does not start."""
-
-    def processes(self, role: TargetRole) -> Sequence[ClusterProcess]:
-        """Return the live processes of a role."""
-
-    def exit_code(self, name: str) -> int | None:
-        """Return the exit code of a process; None while it runs."""
-
-    def tail(self, name: str) -> str:
-        """Return the last lines of a log."""
-
-    def stop(self) -> None:
-        """End all processes."""
-
-    def leftovers(self) -> Leftovers:
-        """Return what is left after :meth:`stop`."""
-
-
-class FaultInjector(Protocol):
-    """Injector of the faults of one trial into its cluster."""
-
-    @property
-    def injections(self) -> list[Injection]:
-        """All faults so far."""
-
-    def expects_end(self, name: str) -> bool:
-        """Whether a fault has ended a process of the cluster, and it has not been started again yet."""
-
-    def inject(self, fault: PlannedFault[Any]) -> Injection | None:
-        """Inject a fault; return None if it has to be tried again."""
-
-    def poll(self) -> None:
-        """End the faults whose time is over; start the processes again that faults have ended."""
 
 
 class Trial:
     """One run of a script under faults.
 
     Args:
-        cluster: The cluster.
-        injector: Injector of its faults.
+        cluster: The cluster, or another one with the same methods.
+        injector: Injector of its faults, or another one with the same methods.
         faults: The faults.
-        patience_s: Seconds without any event of a job after which the trial is given up.
-        stopped: Event that ends the trial early.
-        log: Function that receives one line per fault.
+        patience_s: Number of seconds without any event of a job after which the trial ends.
+        stopped: Ends the trial early when it is set.
+        log: Called with one line of text per fault.
     """
 
     def __init__(
         self,
-        cluster: TrialCluster,
-        injector: FaultInjector,
-        faults: Sequence[PlannedFault[Any]],
+        cluster: ChaosCluster,
+        injector: Injector,
+        faults: Sequence[PlannedFault],
         *,
         patience_s: float = PATIENCE_S,
         stopped: threading.Event | None = None,
@@ -126,7 +198,7 @@ class Trial:
         self._record = TrialRecord()
 
     def run(self) -> TrialRecord:
-        """Run until the script ends, or does not go on; end all processes and return the record."""
+        """Run until the script ends or makes no progress; end all processes and return the record."""
         record = self._record
         try:
             self._cluster.start()
@@ -160,7 +232,7 @@ class Trial:
         self._record.problems.append("it was stopped")
 
     def _ended(self) -> str | None:
-        """Return the reason if a process has ended by itself, "" if the script has in order, None if all run."""
+        """Return why a process has ended by itself, "" if the script has ended in order, None if all processes run."""
         for name in self._cluster.names:
             if (code := self._cluster.exit_code(name)) is None or self._injector.expects_end(name):
                 continue
@@ -183,7 +255,7 @@ class Trial:
                 self._log(f"{injection.at - began_at:7.1f} s  {fault.row.kind} {injection.target}{seconds}")
 
     def _measure(self) -> None:
-        """Note the resident memory of a server that has started."""
+        """Record the resident memory of a server that has started."""
         for server in self._cluster.processes("server") if self._cluster.listens else ():
             with contextlib.suppress(psutil.Error):
                 self._record.server_bytes.setdefault(server.process, []).append(server.process.memory_info().rss)

@@ -1,4 +1,4 @@
-"""Kubernetes manifests of a cluster: a job server, workers, shards, and the secrets that they share. Values only."""
+"""Kubernetes manifests, as dictionaries, of a cluster: a job server, workers, shards, and the secrets they share."""
 
 from __future__ import annotations
 
@@ -71,14 +71,10 @@ def manifests(options: KubernetesOptions, authority: CertificateAuthority) -> li
     return documents
 
 
-def _labels(options: KubernetesOptions, component: str) -> dict[str, str]:
+def _labels(options: KubernetesOptions, component: str = "") -> dict[str, str]:
+    """Return the labels of a component, or those that all pods of the cluster share."""
     parts = {"name": "nfdt", "instance": options.name, "component": component}
-    return {f"app.kubernetes.io/{name}": value for name, value in parts.items()}
-
-
-def _instance(options: KubernetesOptions) -> dict[str, str]:
-    """Return the labels that all pods of the cluster share."""
-    return {name: value for name, value in _labels(options, "").items() if value}
+    return {f"app.kubernetes.io/{name}": value for name, value in parts.items() if value}
 
 
 def _document(
@@ -94,13 +90,8 @@ def _token(options: KubernetesOptions) -> KubernetesObject:
 
 
 def _tls(options: KubernetesOptions, authority: CertificateAuthority) -> KubernetesObject:
-    short = [options.name, f"{options.name}.{options.namespace}", options.host]
-    names = [
-        *short,
-        f"{options.host}.cluster.local",
-        "localhost",
-        "127.0.0.1",
-    ]  # the last ones for kubectl port-forward
+    names = [options.name, f"{options.name}.{options.namespace}", options.host, f"{options.host}.cluster.local"]
+    names += ["localhost", "127.0.0.1"]  # for kubectl port-forward
     pair = authority.issue(names)
     files = {"ca.crt": authority.cert, "tls.crt": pair.cert, "tls.key": pair.key}
     content = {"type": "kubernetes.io/tls", "stringData": {name: pem.decode() for name, pem in files.items()}}
@@ -118,16 +109,13 @@ def _service(options: KubernetesOptions) -> KubernetesObject:
 
 def _policy(options: KubernetesOptions) -> KubernetesObject:
     """Return a policy that admits the cluster's own pods, and clients of the namespace at the server's port."""
-    own = {"from": [{"podSelector": {"matchLabels": _instance(options)}}]}
+    all_pods = {"matchLabels": _labels(options)}
+    own = {"from": [{"podSelector": all_pods}]}
     clients = {
         "from": [{"podSelector": {"matchLabels": {f"{options.name}-client": "true"}}}],
         "ports": [{"port": PORT, "protocol": "TCP"}],
     }
-    spec = {
-        "podSelector": {"matchLabels": _instance(options)},
-        "policyTypes": ["Ingress"],
-        "ingress": [own, clients],
-    }
+    spec = {"podSelector": all_pods, "policyTypes": ["Ingress"], "ingress": [own, clients]}
     return _document(options, "networking.k8s.io/v1", "NetworkPolicy", options.name, "server", {"spec": spec})
 
 
@@ -149,11 +137,9 @@ def _server(options: KubernetesOptions) -> KubernetesObject:
     # The server refuses a token that others may read; files of a Secret belong to root, and the group may read them.
     copy = _container(options, "token", ["install", "-m", "600", f"{TOKEN}/token", f"{RUN}/token"])
     copy["volumeMounts"] += [own, {"name": "token", "mountPath": TOKEN, "readOnly": True}]
-    volumes = [
-        _secret_volume(options, "token", "token"),
-        _secret_volume(options, "tls", "ca.crt", "tls.crt", "tls.key"),
-    ]
-    volumes += [{"name": "own-token", "emptyDir": {"medium": "Memory"}}]
+    token = _secret_volume(options, "token", "token")
+    certificates = _secret_volume(options, "tls", "ca.crt", "tls.crt", "tls.key")
+    volumes = [token, certificates, {"name": "own-token", "emptyDir": {"medium": "Memory"}}]
     spec: KubernetesObject = {
         "serviceName": options.name,
         "replicas": 1,
@@ -181,14 +167,11 @@ def _offer(options: KubernetesOptions, role: str, count: int, offer: tuple[str, 
         "whenUnsatisfiable": "ScheduleAnyway",
         "labelSelector": {"matchLabels": _labels(options, role)},
     }
+    placement = {"topologySpreadConstraints": [spread], "terminationGracePeriodSeconds": END_S}
     spec = {
         "replicas": count,
         "selector": {"matchLabels": _labels(options, role)},
-        "template": _template(
-            *(options, role, container, volumes),
-            topologySpreadConstraints=[spread],
-            terminationGracePeriodSeconds=END_S,
-        ),
+        "template": _template(options, role, container, volumes, **placement),
     }
     return _document(options, "apps/v1", "Deployment", f"{options.name}-{role}", role, {"spec": spec})
 
@@ -216,6 +199,7 @@ def _template(
     volumes: list[KubernetesObject],
     **more: Any,
 ) -> KubernetesObject:
+    """Return the template of pods with one container; ``more`` are further fields of their specification."""
     spec = {
         "automountServiceAccountToken": False,
         "securityContext": {

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -51,11 +52,12 @@ class _SlotRequest:
 
     @property
     def bundle(self) -> dict[str, float]:
+        """Resources in the form that Ray reads."""
         return {"CPU": self.resources.cpus, **({"GPU": self.resources.gpus} if self.resources.gpus else {})}
 
 
 class RayCluster:
-    """Connection of this process to a Ray cluster, with the slots that were started over it.
+    """Connection of this process to a Ray cluster, and the slots that it started there.
 
     Args:
         address: Address of the cluster's head; None: ``RAY_ADDRESS``, or the cluster that this machine belongs to.
@@ -118,7 +120,8 @@ class RayCluster:
         noticed = min(NOTICE_S, timeout_s)
         if self._group.wait(noticed):
             return
-        asked = "; ".join(f"{count} slots with {_amounts(bundle)} each" for bundle, count in _counted(bundles))
+        counts = Counter(map(_amounts, bundles))
+        asked = "; ".join(f"{count} slots with {amounts} each" for amounts, count in counts.items())
         _log.warning("--on ray: waits up to %.0f s for room for %s. %s", timeout_s, asked, self._describe())
         if not self._group.wait(timeout_s - noticed):
             raise JobFailed(
@@ -156,7 +159,7 @@ class RayCluster:
             raise JobFailed(self._failure)
 
     def close(self) -> None:
-        """End the slots, give the room back, and disconnect. Safe to call twice."""
+        """End the slots, release their room, and disconnect. Safe to call twice."""
         self._closing.set()
         if self._supervisor.ident is not None:
             self._supervisor.join()
@@ -182,7 +185,7 @@ class RayCluster:
             elif lacking_since is None:
                 lacking_since = time.monotonic()
             elif 0 < lacking_since < time.monotonic() - NOTICE_S:
-                lacking_since = 0.0
+                lacking_since = 0.0  # logged once until the group is complete again
                 _log.warning("a Ray node is lost, and there is no room for its slots elsewhere. %s", self._describe())
 
     def _collect_ends(self) -> None:
@@ -206,7 +209,7 @@ class RayCluster:
         return "it returned"
 
     def _describe(self) -> str:
-        """Return what the cluster's live nodes have, and what of it is free."""
+        """Describe the resources of the cluster's live nodes, and those that are free."""
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
         have = "; ".join(f"{node['NodeManagerAddress']} has {_amounts(node['Resources'])}" for node in nodes)
         return f"a cluster of {len(nodes)} nodes: {have}; free in all: {_amounts(self._ray.available_resources())}."
@@ -216,19 +219,11 @@ def _amounts(resources: Mapping[str, float]) -> str:
     return ", ".join(f"{resources.get(name, 0):g} {name}" for name in ("CPU", "GPU"))
 
 
-def _counted(bundles: Sequence[Mapping[str, float]]) -> list[tuple[Mapping[str, float], int]]:
-    """Return the bundles that differ, each with the number of those that equal it."""
-    different = [bundle for index, bundle in enumerate(bundles) if bundle not in bundles[:index]]
-    return [(bundle, bundles.count(bundle)) for bundle in different]
-
-
 class RayServer:
     """A running job server with slots on a Ray cluster; a :class:`~nfdt_client.embedded.StartedServer`."""
 
-    def __init__(self, server: EmbeddedServer, cluster: RayCluster, ca_file: str) -> None:
-        self.token = server.token
-        self.ca_file: str | None = ca_file
-        self.address = server.address
+    def __init__(self, server: EmbeddedServer, cluster: RayCluster, ca_file: str | None) -> None:
+        self.token, self.address, self.ca_file = server.token, server.address, ca_file
         self._server, self._cluster = server, cluster
 
     def check(self) -> None:
@@ -241,8 +236,8 @@ class RayServer:
 def serve_on_ray(options: Options, address: str | None, resources: SlotResources) -> Iterator[RayServer]:
     """Run a job server here and its workers on a Ray cluster, for the duration of the block.
 
-    One shard stays with the server, so that no lost node takes the weights along. Several shards are spread over the
-    cluster's nodes, so that each adds its link.
+    One shard stays with the server, so that the weights survive the loss of any node. Several shards are spread over
+    the cluster's nodes, so that each adds the bandwidth of its link.
     Connections use TLS with certificates of an authority that is made here and ends with the block.
 
     Args:

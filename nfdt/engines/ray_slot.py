@@ -1,4 +1,4 @@
-"""One slot of a job server in a Ray actor; this module is the part of NFDT that Ray's nodes import."""
+"""One slot of a job server in a Ray actor; the only module of this room that Ray's nodes import."""
 
 from __future__ import annotations
 

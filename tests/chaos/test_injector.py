@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nfdt.chaos.injector import Injector
 from nfdt.chaos.processes import ClusterProcess
 from nfdt.chaos.relay import Rule
 from nfdt.chaos.schedule import PlannedFault, parse_schedule, plan_faults
+from nfdt.chaos.trial import Injector
 
 LIMIT_S = 120
 # For each line of its input it writes to its file, and prints how that went.
@@ -101,7 +101,7 @@ def cluster(tmp_path):
 def clock(monkeypatch):
     """Provide a clock for the ends of faults, as a list with the time."""
     now = [1000.0]
-    monkeypatch.setattr("nfdt.chaos.injector.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("nfdt.chaos.trial.time.monotonic", lambda: now[0])
     return now
 
 
@@ -138,7 +138,7 @@ def test_a_server_and_a_script_are_started_again_after_a_pause(cluster, clock, k
 
 def test_a_process_that_ended_by_itself_is_not_expected_to_end(cluster):
     injector = Injector(cluster)
-    cluster.processes("server")[0].send(signal.SIGKILL)
+    cluster.processes("server")[0].process.kill()
     cluster.ends("server")
     assert not injector.expects_end("server")
 
@@ -190,7 +190,7 @@ def test_a_byte_is_corrupted_at_the_drawn_place(cluster):
 
 
 def test_a_fault_without_a_target_is_not_injected(cluster):
-    cluster.processes("client")[0].send(signal.SIGKILL)
+    cluster.processes("client")[0].process.kill()
     cluster.ends("client")
     injector = Injector(cluster)
     assert injector.inject(fault('kind = "kill"\nrole = "client"')) is None

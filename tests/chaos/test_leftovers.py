@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nfdt.chaos import processes
-from nfdt.chaos.processes import MARK, MachineState
+from nfdt.chaos.processes import MARK, find_leftovers, shared_memory_segments
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def _at_once(monkeypatch, tmp_path):
 
 
 def test_nothing_is_left_of_nothing(tmp_path):
-    assert MachineState().leftovers("mark-of-none", tmp_path / "tmp", ["127.0.0.1:1"]).all() == []
+    assert find_leftovers("mark-of-none", tmp_path / "tmp", ["127.0.0.1:1"], ()) == []
 
 
 def test_a_process_that_is_left_is_named_and_ended(tmp_path):
@@ -33,8 +33,8 @@ def test_a_process_that_is_left_is_named_and_ended(tmp_path):
         [sys.executable, "-c", code], env={**os.environ, MARK: "left"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     process.stdout.readline()
-    (found,) = MachineState().leftovers("left", tmp_path / "tmp", []).processes
-    assert found.startswith(f"{process.pid} ")
+    (found,) = find_leftovers("left", tmp_path / "tmp", [], ())
+    assert found.startswith(f"process {process.pid} ")
     assert process.wait(120) < 0
     process.communicate()
 
@@ -42,21 +42,21 @@ def test_a_process_that_is_left_is_named_and_ended(tmp_path):
 def test_files_are_named_but_for_those_of_others(tmp_path):
     for name in ("nfdt-abc", "__autograph_generated_file1.py"):
         (tmp_path / "tmp" / name).touch()
-    assert MachineState().leftovers("none", tmp_path / "tmp", []).all() == ["file nfdt-abc"]
+    assert find_leftovers("none", tmp_path / "tmp", [], ()) == ["file nfdt-abc"]
 
 
 def test_segments_are_those_that_are_new_and_in_no_use(tmp_path):
     shared = tmp_path / "shm"
     (shared / "old").touch()
-    before = MachineState()
+    before = shared_memory_segments()
     (shared / "new").touch()
-    assert before.leftovers("none", tmp_path / "tmp", []).segments == ("new",)
+    assert find_leftovers("none", tmp_path / "tmp", [], before) == ["segment new"]
 
 
 def test_segments_of_live_processes_are_not_left(tmp_path, monkeypatch):
     shared = Path("/dev/shm")
     monkeypatch.setattr(processes, "SHARED_MEMORY", shared)
-    before = MachineState()
+    before = shared_memory_segments()
     name = f"nfdt-test-{os.getpid()}"
     code = "import mmap, sys; f = open(sys.argv[1], 'r+b'); m = mmap.mmap(f.fileno(), 0); print(); sys.stdin.read()"
     (shared / name).write_bytes(bytes(4096))
@@ -65,9 +65,9 @@ def test_segments_of_live_processes_are_not_left(tmp_path, monkeypatch):
             [sys.executable, "-u", "-c", code, str(shared / name)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         process.stdout.readline()
-        assert name not in before.leftovers("none", tmp_path / "tmp", []).segments
+        assert f"segment {name}" not in find_leftovers("none", tmp_path / "tmp", [], before)
         process.communicate()
-        assert name in before.leftovers("none", tmp_path / "tmp", []).segments
+        assert f"segment {name}" in find_leftovers("none", tmp_path / "tmp", [], before)
     finally:
         (shared / name).unlink()
 
@@ -75,4 +75,4 @@ def test_segments_of_live_processes_are_not_left(tmp_path, monkeypatch):
 def test_an_open_port_is_named(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
-        assert MachineState().leftovers("none", tmp_path / "tmp", [address]).all() == [f"port {address}"]
+        assert find_leftovers("none", tmp_path / "tmp", [address], ()) == [f"port {address}"]

@@ -15,6 +15,7 @@ from nfdt.chaos.relay import Relay, Rule, flipped
 from nfdt.core.errors import NfdtError
 
 LIMIT_S = 120
+OWN = (os.getpid(),)
 CALLER = r"""
 import socket, sys
 host, _, port = sys.argv[1].rpartition(":")
@@ -98,7 +99,7 @@ def test_the_end_of_one_side_ends_the_other(relay):
 def test_a_cut_ends_connections_and_refuses_new_ones(relay):
     with connect(relay) as connection:
         assert exchange(connection, b"hello") == b"hello"
-        relay.set_rule(1, Rule(cut=True))
+        relay.set_rule(1, Rule(OWN, cut=True))
         assert is_over(connection)
         assert is_refused(relay)
         relay.set_rule(1, None)
@@ -131,11 +132,11 @@ def call(process: subprocess.Popen, line: str) -> str:
 
 def test_a_slow_link_takes_longer(relay):
     with connect(relay) as connection:
-        relay.set_rule(1, Rule(delay_ms=100.0))
+        relay.set_rule(1, Rule(OWN, delay_ms=100.0))
         began = time.monotonic()
         assert exchange(connection, b"hello") == b"hello"
         assert time.monotonic() - began >= 0.2
-        relay.set_rule(1, Rule(mbit=1.0))
+        relay.set_rule(1, Rule(OWN, mbit=1.0))
         began = time.monotonic()
         assert exchange(connection, bytes(50_000)) == bytes(50_000)
         assert time.monotonic() - began >= 0.4
@@ -144,7 +145,7 @@ def test_a_slow_link_takes_longer(relay):
 def test_one_bit_is_flipped_once(relay):
     with connect(relay) as connection:
         assert exchange(connection, b"hello") == b"hello"
-        relay.set_rule(1, Rule(flip=0.5))
+        relay.set_rule(1, Rule(OWN, flip=0.5))
         assert exchange(connection, bytes(8)) == b"\0\0\0\0\1\0\0\0"
         assert exchange(connection, bytes(8)) == bytes(8)
 

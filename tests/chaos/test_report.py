@@ -9,11 +9,10 @@ import psutil
 import pytest
 
 from nfdt.chaos.accounting import RecordedEvent, RecordedJob, counting_script, length_for, why_not_counted
-from nfdt.chaos.injector import Injection
-from nfdt.chaos.processes import ClusterProcess, Leftovers
+from nfdt.chaos.processes import ClusterProcess
 from nfdt.chaos.report import make_report
 from nfdt.chaos.schedule import parse_schedule, plan_faults
-from nfdt.chaos.trial import TrialRecord
+from nfdt.chaos.trial import Injection, TrialRecord
 from nfdt.cli.chaos import describe_report
 
 SCHEDULE = """
@@ -79,7 +78,7 @@ def test_a_fault_that_was_not_injected_is_not_survived():
     assert (report.faults[1].survived, report.faults[1].target) == (None, None)
 
 
-@pytest.mark.parametrize("changes", [{"leftovers": Leftovers(files=("x",))}, {"problems": ["stopped"]}])
+@pytest.mark.parametrize("changes", [{"leftovers": ["file x"]}, {"problems": ["stopped"]}])
 def test_leftovers_and_problems_are_not_survived(changes):
     assert not make_report(record(**changes)).survived
 
@@ -101,7 +100,7 @@ def test_a_report_is_json():
 
 
 def test_a_report_is_shown_as_a_table():
-    trial = record(missed=[SERVER], leftovers=Leftovers(ports=("127.0.0.1:1",)), problems=["it was stopped"])
+    trial = record(missed=[SERVER], leftovers=["port 127.0.0.1:1"], problems=["it was stopped"])
     assert describe_report(make_report(trial, record())).splitlines() == [
         "fault  target    at s  recovery s      survived",
         "kill   worker 1   1.0         0.5           yes",

@@ -72,9 +72,9 @@ class Group:
         self.manifest = packed.manifest
         communicator = Communicator()
         members = range(hvd.size())
-        self.job = GroupJob(
-            self.spec, communicator, RankArtifacts(folder), members, self.connect if not communicator.rank else None
-        )
+        self.job = GroupJob(self.spec, communicator, RankArtifacts(folder), members)
+        if communicator.rank == 0:
+            self.job.exchange.client = self.connect(self.job.step.layout)
 
     def put(self, content: bytes) -> str:
         name = hashlib.sha256(content).hexdigest()
@@ -112,7 +112,7 @@ class Group:
                 meanwhile()
             report = self.job.execute(ins.Work(0, tuple(leased), **(lease or {})))
             assert list(report.finished) == [task.task for task in leased]
-        return np.array(self.job.exchange.held())
+        return np.array(self.job.exchange.current_weights())
 
 
 def flat(model: keras.Model) -> np.ndarray:
@@ -181,10 +181,10 @@ def test_a_group_validates_on_the_weights_of_the_epoch_s_end_and_reports_each_ba
 
 def test_measuring_moves_nothing_and_times_every_member_s_steps(tmp_path):
     group = Group(tmp_path, keras.optimizers.SGD(0.1))
-    before = np.array(group.job.exchange.held())
+    before = np.array(group.job.exchange.current_weights())
     group.job.measure()
-    group.job.exchange.forget()
-    np.testing.assert_array_equal(group.job.exchange.held(), before)
+    group.job.exchange.weights = None
+    np.testing.assert_array_equal(group.job.exchange.current_weights(), before)
     assert set(group.job.speeds) == {str(rank) for rank in range(hvd.size())}
     for steps, recent in group.job.speeds.values():
         assert steps == len(recent) == 18

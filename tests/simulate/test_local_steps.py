@@ -102,7 +102,7 @@ class OneRank:
         return tensor
 
     @staticmethod
-    def send_vector(weights, version):
+    def broadcast_vector(size, weights, version):
         return np.array(weights), version
 
 
@@ -115,7 +115,8 @@ class RealGroup:
 
         manifest, self.share = session.manifest, share
         model = unpack.unpack(manifest, session.read, allow_code=False)
-        self.exchange = GroupExchange(OneRank(), client, manifest.layout.size, 0, shards=2)
+        self.exchange = GroupExchange(OneRank(), manifest.layout.size, 0, shards=2)
+        self.exchange.client = client
         state = load_state(session.read(manifest.state))
         self.outer = DeltaOuter(model, manifest, state, OneRank(), self.exchange)
         self.outer.local_steps = share["local_steps"]
@@ -128,7 +129,7 @@ class RealGroup:
         for task in next(self.rounds):
             rows = spec.sample_order(task.pass_index)[task.start : task.stop]
             self.outer(source.batch(rows), 1.0, lambda s: None, samples=len(rows), rate=self.share["rate"], task=task)
-        self.outer.settle()
+        self.outer.push_pending()
 
 
 def test_groups_train_as_real_groups_do_in_the_same_order(monkeypatch, leases):

@@ -1,8 +1,7 @@
-"""Job whose ranks may join and leave: state is committed periodically, and restored from the copy after a failure."""
+"""Job whose ranks may join and leave: its state is copied after each instruction, and restored after a loss."""
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from typing import Any
 
 from hfdt.runtime.artifacts import ReadableArtifacts
 from hfdt.runtime.batch_split import cut_rows
-from hfdt.runtime.communicator import Communicator
+from hfdt.runtime.communicator import Communicator, join_parts, split_parts
 from hfdt.runtime.job import RingJob
 from nfdt.core.arrays.layout import Array
 from nfdt.core.specs.job import JobSpec
@@ -21,7 +20,7 @@ from nfdt.core.work.tasks import Task
 from nfdt.model.program.state import State, dump_state, load_state
 from nfdt.model.training import merge
 
-_LENGTH = 8
+NUMBER_BYTES = 8  # of a rank's number, before its metrics
 
 
 @dataclass(frozen=True)
@@ -52,54 +51,32 @@ class Snapshot:
 
     def encode(self) -> bytes:
         """Return the snapshot as bytes, for ranks with another or no snapshot; ``own`` is not included."""
-        parts = [
-            json.dumps(
-                {
-                    "commit": self.commit,
-                    "counters": dict(self.counters),
-                    "metrics": {str(number): _text(data) for number, data in self.metrics.items()},
-                    "orphans": [_text(data) for data in self.orphans],
-                    "answer": _text(self.answer),
-                }
-            ).encode(),
-            dump_state(self.state.weights, self.state.optimizer, dict(enumerate(self.untrained))),
-            merge.encode_arrays(self.base),
-        ]
-        return b"".join(len(part).to_bytes(_LENGTH, "little") + part for part in parts)
+        header = {"commit": self.commit, "counters": dict(self.counters), "numbers": list(self.metrics)}
+        state = dump_state(self.state.weights, self.state.optimizer, dict(enumerate(self.untrained)))
+        common = (json.dumps(header).encode(), state, merge.encode_arrays(self.base), self.answer)
+        return join_parts(*common, *self.metrics.values(), *self.orphans)
 
     @classmethod
     def decode(cls, data: bytes) -> Snapshot:
         """Decode the result of :meth:`encode`; ``untrained`` are the sender's."""
-        parts, at = [], 0
-        while at < len(data):
-            start = at + _LENGTH
-            at = start + int.from_bytes(data[at:start], "little")
-            parts.append(data[start:at])
-        header: dict[str, Any] = json.loads(parts[0])
-        state = load_state(parts[1])
+        common, state_data, base, answer, *metrics = split_parts(data)
+        header: dict[str, Any] = json.loads(common)
+        state, numbers = load_state(state_data), header["numbers"]
         return cls(
             commit=header["commit"],
             state=State(state.weights, state.optimizer),
             untrained=[state.untrained[i] for i in sorted(state.untrained)],
-            base=merge.decode_arrays(parts[2]),
+            base=merge.decode_arrays(base),
             counters=header["counters"],
             own={},
-            metrics={int(number): _bytes(text) for number, text in header["metrics"].items()},
-            orphans=tuple(_bytes(text) for text in header["orphans"]),
-            answer=_bytes(header["answer"]),
+            metrics=dict(zip(numbers, metrics, strict=False)),
+            orphans=tuple(metrics[len(numbers) :]),
+            answer=answer,
         )
 
 
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-def _bytes(text: str) -> bytes:
-    return base64.b64decode(text)
-
-
 class ElasticJob(RingJob):
-    """Job on one rank; see the module. The ranks may have changed between two calls.
+    """Job on one rank of an elastic ring. The ranks may have changed between two calls.
 
     Args:
         spec: The job, with the batch of one rank in ``fit.batch_size``.
@@ -155,17 +132,17 @@ class ElasticJob(RingJob):
 
     def commit(self, report: ins.Report) -> None:
         """Copy the state; when this returns, every rank has its copy. Collective."""
-        found = [_unpack(data) for data in self._communicator.gather(_pack(self._number, self._metrics.collect()))]
+        number = self._number.to_bytes(NUMBER_BYTES, "little")
+        found = self._communicator.gather(number + self._metrics.collect())
         before = self.snapshot.commit if self.snapshot else -1
-        state = self.step.read()
         self.snapshot = Snapshot(
             commit=before + 1,
-            state=State(state.weights, {i: array.copy() for i, array in state.optimizer.items()}),
+            state=self.step.read(),
             untrained=[array.copy() for array in self._untrained.read()],
             base=self._base,
             counters={"epoch": self._epoch, "steps": self.steps, "samples": self.samples},
             own={"epoch_samples": self._epoch_samples, "epoch_steps": self._epoch_steps},
-            metrics=dict(found),
+            metrics={int.from_bytes(data[:NUMBER_BYTES], "little"): data[NUMBER_BYTES:] for data in found},
             orphans=self._orphans,
             answer=to_request(report).SerializeToString(),
         )
@@ -178,17 +155,14 @@ class ElasticJob(RingJob):
             snapshot: The commit.
             present: Numbers of the present ranks; the metrics of lost ranks are kept unchanged.
         """
-        own = self.snapshot
+        own = self.snapshot or snapshot  # a new rank has the leader's untrained variables, and no samples of its own
         self.step.load(snapshot.state)
-        self.step.shared.forget()
-        untrained = own.untrained if own is not None else snapshot.untrained
-        self._untrained.write(untrained)
+        self.step.shared.reset()
+        self._untrained.write(own.untrained)
         self._base = snapshot.base
         self._epoch = snapshot.counters["epoch"]
         self.steps, self.samples = snapshot.counters["steps"], snapshot.counters["samples"]
-        counts: Mapping[str, int] = own.own if own is not None else {}
-        self._epoch_samples, self._epoch_steps = counts.get("epoch_samples", 0), counts.get("epoch_steps", 0)
-        self._logs = self._logs if own is not None else {}
+        self._epoch_samples, self._epoch_steps = own.own.get("epoch_samples", 0), own.own.get("epoch_steps", 0)
         self._metrics.load(snapshot.metrics.get(self._number, b""))
         lost = [snapshot.metrics[number] for number in sorted(set(snapshot.metrics) - set(present))]
         self._orphans = (*snapshot.orphans, *lost)
@@ -198,13 +172,3 @@ class ElasticJob(RingJob):
     def pending(self) -> ins.Report:
         """Report of the last commit."""
         return to_report(pb.NextRequest.FromString(self.snapshot.answer)) if self.snapshot else ins.Report()
-
-
-def _pack(number: int, metrics: bytes) -> bytes:
-    header = json.dumps(number).encode()
-    return len(header).to_bytes(2, "little") + header + metrics
-
-
-def _unpack(data: bytes) -> tuple[int, bytes]:
-    start = 2 + int.from_bytes(data[:2], "little")
-    return json.loads(data[2:start]), data[start:]

@@ -33,7 +33,7 @@ def connect():
 def test_connections_that_a_world_opened_are_ended_and_earlier_ones_are_not(connect):
     earlier, earlier_peer = connect()
     sockets = RankSockets()
-    with sockets.noted():
+    with sockets.recorded():
         _, peer = connect()
     later, later_peer = connect()
     sockets.cut()
@@ -45,7 +45,7 @@ def test_connections_that_a_world_opened_are_ended_and_earlier_ones_are_not(conn
 
 def test_a_descriptor_that_belongs_to_another_connection_by_now_is_left_alone(connect):
     sockets = RankSockets()
-    with sockets.noted():
+    with sockets.recorded():
         mine, _ = connect()
     kept, kept_peer = connect()
     os.dup2(kept.fileno(), mine.fileno())
@@ -57,7 +57,7 @@ def test_a_descriptor_that_belongs_to_another_connection_by_now_is_left_alone(co
 def test_what_a_server_of_this_process_accepts_meanwhile_is_no_rank_s():
     sockets = RankSockets()
     with socket.create_server(("127.0.0.1", 0)) as server:
-        with sockets.noted():
+        with sockets.recorded():
             client = socket.create_connection(server.getsockname(), timeout=10)
             accepted, _ = server.accept()
         with client, accepted:

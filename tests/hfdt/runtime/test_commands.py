@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("horovod")
 
-from hfdt.runtime.execution import Command
+from hfdt.runtime.ring import Command
 
 
 @pytest.mark.parametrize(

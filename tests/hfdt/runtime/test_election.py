@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("horovod")
 
-from hfdt.runtime.elastic.state import Candidate, assign_numbers, elect
+from hfdt.runtime.elastic.ring import Candidate, assign_numbers, elect
 from nfdt.core.errors import JobFailed
 
 
@@ -35,5 +37,6 @@ def test_a_ring_without_a_possible_leader_ends_with_a_reason():
 
 
 def test_numbers_last_as_long_as_their_rank_and_are_never_used_twice():
-    assert assign_numbers([rank(-1), rank(-1)], []) == [0, 1]
-    assert assign_numbers([rank(2), rank(-1), rank(0), rank(-1)], [0, 1, 2]) == [2, 3, 0, 4]
+    assert assign_numbers([rank(-1), rank(-1)]) == [0, 1]
+    ranks = [rank(2), rank(-1), replace(rank(0), used=(0, 1, 2, 3)), rank(-1)]
+    assert assign_numbers(ranks) == [2, 4, 0, 5]

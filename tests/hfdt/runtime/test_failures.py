@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from hfdt.runtime import slot_connection
-from hfdt.runtime.slot_connection import FailureWatch, failure_file, leave_failure
+from hfdt.runtime.slot_connection import failure_file, leave_failure, watch_failures
 
 TIMEOUT_S = 60
 
@@ -29,11 +29,11 @@ def look_often(monkeypatch):
 
 def test_the_exception_of_another_rank_is_reported_once_and_kept_private(tmp_path):
     connection = FakeConnection()
-    watch = FailureWatch(tmp_path, connection)
+    reported = watch_failures(tmp_path, connection)
     leave_failure(tmp_path, 2, ValueError("no more rows"))
     failed = connection.sent.get(timeout=TIMEOUT_S)
     assert (failed.job_id, failed.failed_in, failed.message) == ("job-1", "rank-2", "no more rows")
-    assert watch.reported.wait(TIMEOUT_S)
+    assert reported.wait(TIMEOUT_S)
     assert stat.S_IMODE(failure_file(tmp_path, 2).stat().st_mode) == 0o600
 
 
@@ -42,7 +42,7 @@ def test_a_file_that_cannot_be_read_does_not_end_the_watch(tmp_path, monkeypatch
     monkeypatch.setattr(slot_connection.logger, "warning", lambda *_: looked.put(None))
     failure_file(tmp_path, 1).write_text("{")
     connection = FakeConnection()
-    FailureWatch(tmp_path, connection)
+    watch_failures(tmp_path, connection)
     looked.get(timeout=TIMEOUT_S)
     failure_file(tmp_path, 1).unlink()
     leave_failure(tmp_path, 2, ValueError("no more rows"))

@@ -6,26 +6,26 @@ import pytest
 
 pytest.importorskip("horovod")
 
-from hfdt.runtime.elastic.rank import ElasticLeader
-from hfdt.runtime.execution import Command
 from hfdt.runtime.leader import GroupLeader, Leader
+from hfdt.runtime.ring import RingMember
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
 
 EVALUATE = pb.NextReply(evaluate=pb.Evaluate(epoch=0))
-LEAVE = pb.NextReply(leave=pb.Leave(reason="done"))
 
 
 class FakeConnection:
     """Connection that answers the leader's calls, and keeps them."""
 
     def __init__(self):
-        self.stopped = SimpleNamespace(is_set=lambda: False)
-        self.asked, self._replies = [], [EVALUATE, LEAVE]
+        self.asked = []
+
+    def send(self, role, **message):
+        """Drop a message."""
 
     def ask(self, request):
         self.asked.append(pb.NextRequest.FromString(request.SerializeToString()))
-        return pb.NextReply(wait=pb.Wait()) if request.busy else self._replies.pop(0)
+        return pb.NextReply(wait=pb.Wait()) if request.busy else EVALUATE
 
 
 class Job:
@@ -44,28 +44,19 @@ class Job:
         return ins.Report(evaluated=ins.Evaluated(0, (), b""))
 
 
-COMMUNICATOR = SimpleNamespace(size=2, broadcast=lambda data: data)
-SERVICE = SimpleNamespace(command=lambda reply: Command("do", reply=reply.SerializeToString()), version=0)
+def leader_of(kind, job, connection):
+    """Return the leader of a ring that is at work; its ring is this rank alone."""
+    ring = RingMember(SimpleNamespace(size=1, broadcast=lambda data: data), None)
+    ring.job, ring.job_id = job, "job-1"
+    leader = kind(ring, connection)
+    leader._start_work(pb.WorkerAssignment(job_id="job-1", worker="worker-0"))
+    return leader
 
 
-@pytest.mark.parametrize(("heartbeat_s", "busy"), [(0.0, [False, True, True, False]), (60.0, [False, False])])
-@pytest.mark.parametrize("kind", ["ring", "group"])
+@pytest.mark.parametrize(("heartbeat_s", "busy"), [(0.0, [False, True, True]), (60.0, [False])])
+@pytest.mark.parametrize("kind", [Leader, GroupLeader])
 def test_each_batch_sends_a_heartbeat_if_the_last_message_is_old_enough(kind, heartbeat_s, busy):
     connection = FakeConnection()
-    leader = (
-        Leader(COMMUNICATOR, connection, None)
-        if kind == "ring"
-        else GroupLeader(COMMUNICATOR, connection, None, (0, 1))
-    )
-    leader._work(Job(heartbeat_s), "worker-0", SERVICE)
+    leader_of(kind, Job(heartbeat_s), connection)._exchange()
     assert [request.busy for request in connection.asked] == busy
     assert {request.worker for request in connection.asked} == {"worker-0"}
-
-
-def test_the_leader_of_an_elastic_ring_sends_heartbeats_too():
-    connection, job = FakeConnection(), Job(0.0)
-    connection.job_id, connection.send = "job-1", lambda *_, **__: None
-    leader = ElasticLeader(SimpleNamespace(job=job), connection, 1.0)
-    leader._on_engaged(pb.Assignment(worker=pb.WorkerAssignment(job_id="job-1", worker="worker-0")))
-    job.execute(EVALUATE)
-    assert [(request.worker, request.busy) for request in connection.asked] == [("worker-0", True)] * 2

@@ -1,7 +1,5 @@
 """Timing of steps in blocks: short steps are averaged, long ones are timed singly."""
 
-import json
-
 import pytest
 
 pytest.importorskip("horovod")
@@ -12,18 +10,18 @@ from hfdt.runtime.group_job import BLOCK_S, RECENT, StepTimer
 def recorded(steps):
     timer = StepTimer()
     for rows, seconds in steps:
-        timer.note(rows, seconds)
-    return json.loads(timer.to_json())
+        timer.add(rows, seconds)
+    return timer.summary()
 
 
 def test_short_steps_are_averaged_over_a_block():
     count, recent = recorded([(32, BLOCK_S / 4), (32, BLOCK_S / 2), (32, BLOCK_S / 2)])
     assert count == 1
-    assert recent == [[32, pytest.approx(BLOCK_S * 5 / 12)]]
+    assert recent == [(32, pytest.approx(BLOCK_S * 5 / 12))]
 
 
 def test_a_long_step_is_a_block():
-    assert recorded([(32, 1.0), (16, 0.5)]) == [2, [[32, 1.0], [16, 0.5]]]
+    assert recorded([(32, 1.0), (16, 0.5)]) == [2, [(32, 1.0), (16, 0.5)]]
 
 
 def test_steps_of_other_rows_begin_another_block():

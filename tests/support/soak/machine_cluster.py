@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from nfdt.chaos.cluster import END_S, JOB, POLL_S, START_S, TAIL
-from nfdt.chaos.processes import FOREIGN, SETTLE_S, ClusterProcess, Leftovers, find_slots, is_alive
+from nfdt.chaos.processes import FOREIGN, SETTLE_S, ClusterProcess, describe_process, find_slots, is_alive
 from nfdt.chaos.schedule import ClusterRow, TargetRole
 from nfdt.core.errors import NfdtError
 from tests.support.cluster_of_machines import Credentials
@@ -138,16 +138,19 @@ class MachineCluster:
                     command.kill()
                     command.wait()
 
-    def leftovers(self) -> Leftovers:
+    def leftovers(self) -> list[str]:
         """Return what is left on the machines; wait a moment for what is about to end."""
         deadline = time.monotonic() + SETTLE_S
         while True:
-            found = Leftovers(
-                tuple(f"{machine.name}: {_words(pid)}" for machine in self._rig for pid in machine.processes()),
-                tuple(f"{machine.name}: {one}" for machine in self._rig for one in _entries(machine, machine.tmp)),
-                tuple(f"{machine.name}: {one}" for machine in self._rig for one in _entries(machine, Path("/dev/shm"))),
-            )
-            if not found.all() or time.monotonic() > deadline:
+            found = []
+            for machine in self._rig:
+                left = {
+                    "process": map(describe_process, machine.processes()),
+                    "file": _entries(machine, machine.tmp),
+                    "segment": _entries(machine, Path("/dev/shm")),
+                }
+                found += [f"{kind} {machine.name}: {one}" for kind, names in left.items() for one in names]
+            if not found or time.monotonic() > deadline:
                 return found
             time.sleep(POLL_S)
 
@@ -159,10 +162,3 @@ def _role(name: str) -> str:
 def _entries(machine: Machine, folder: Path) -> list[str]:
     inside = machine.from_outside(folder)
     return sorted(entry.name for entry in inside.iterdir() if not entry.name.startswith(FOREIGN))
-
-
-def _words(pid: int) -> str:
-    try:
-        return f"{pid} {' '.join(psutil.Process(pid).cmdline())[:120]}"
-    except psutil.Error:
-        return str(pid)

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nfdt.chaos.injector import Injection
-from nfdt.chaos.processes import ClusterProcess
+from nfdt.chaos.processes import ClusterProcess, send_signal
 from nfdt.chaos.schedule import PlannedFault
+from nfdt.chaos.trial import Injection
 from tests.support.machines import Machine
 from tests.support.machines.link_emulator import LinkDamage
 from tests.support.soak.machine_cluster import MachineCluster
@@ -55,7 +55,7 @@ class MachineInjector:
         """Whether a fault has ended the command of a machine, and it has not been started again yet."""
         return name in self._restarts
 
-    def inject(self, fault: PlannedFault[MachineFault]) -> Injection | None:
+    def inject(self, fault: PlannedFault) -> Injection | None:
         """Inject a fault; return None if there is no target for it now, so that it has to be tried again."""
         row, at = fault.row, time.time()
         if row.kind in PROCESS_KINDS:
@@ -82,7 +82,7 @@ class MachineInjector:
                 restart.prepare()
                 self._cluster.start_command(name)
 
-    def _hit_process(self, fault: PlannedFault[MachineFault]) -> ClusterProcess | None:
+    def _hit_process(self, fault: PlannedFault) -> ClusterProcess | None:
         row = fault.row
         found = [one for one in self._cluster.processes(row.role) if row.target in (None, one.index)]
         if not found:
@@ -91,15 +91,15 @@ class MachineInjector:
         command = next((name for name, one in self._cluster.commands(row.role).items() if one == target), None)
         if command in self._restarts:
             return None
-        if not target.send(signal.SIGKILL if row.kind == "kill" else signal.SIGSTOP):
+        if not send_signal(target.process, signal.SIGKILL if row.kind == "kill" else signal.SIGSTOP):
             return None
         if row.kind == "stall":
-            self._later(str(fault.number), row.seconds, lambda: target.send(signal.SIGCONT))
+            self._later(str(fault.number), row.seconds, lambda: send_signal(target.process, signal.SIGCONT))
         elif command is not None:
             self._restarts[command] = _Restart(row.seconds, lambda: None)
         return target
 
-    def _hit_machine(self, fault: PlannedFault[MachineFault]) -> ClusterProcess | None:
+    def _hit_machine(self, fault: PlannedFault) -> ClusterProcess | None:
         row = fault.row
         found = {
             name: target
@@ -111,7 +111,7 @@ class MachineInjector:
         name, target = fault.choose(list(found.items()))
         machine = self._cluster.machine(name)
         if row.kind == "terminate":
-            if not target.send(signal.SIGTERM):
+            if not send_signal(target.process, signal.SIGTERM):
                 return None
             self._restarts[name] = _Restart(row.seconds, lambda: None)
         elif row.kind == "power":

@@ -63,7 +63,7 @@ class MachineSchedule(BaseModel):
     cluster: ClusterRow = ClusterRow()
     fault: tuple[MachineFault, ...] = ()
 
-    def plan(self) -> list[PlannedFault[MachineFault]]:
+    def plan(self) -> list[PlannedFault]:
         """Return all faults by their times."""
         rows = sorted(self.fault, key=lambda row: row.at_s)
         draws = [Random(f"{self.seed} {number}").random() for number, _ in enumerate(rows, 1)]

@@ -1,4 +1,4 @@
-"""State that the ranks of an elastic ring share, and the rendezvous that restores it after ranks joined or left.
+"""One rank of an elastic ring, and the rendezvous that restores a common state after ranks joined or left.
 
 ::
 
@@ -7,10 +7,10 @@
 
 from __future__ import annotations
 
-import json
-import logging
+import functools
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,10 @@ from horovod.common.elastic import State
 from hfdt.runtime.artifacts import share
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.elastic.job import ElasticJob, Snapshot
-from hfdt.runtime.execution import Command, execute, instruction_of
+from hfdt.runtime.ring import Command, RingMember
 from nfdt.core.errors import JobFailed
 from nfdt.core.specs.job import parse_job
 from nfdt.core.work import instructions as ins
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,10 @@ class Candidate:
         job: Identifier of its job; "" for none.
         reaches_server: Whether it can reach the job server.
         leads: Whether it is the current leader.
+        directory: Directory of the ring; "" if the rank does not know it.
+        used: Numbers of all ranks that its last commit has metrics of.
+        resets: Number of changes of the set of ranks that it knows of.
+        attempted: Highest step that it has begun.
     """
 
     number: int
@@ -46,6 +48,10 @@ class Candidate:
     job: str
     reaches_server: bool
     leads: bool
+    directory: str = ""
+    used: Sequence[int] = ()
+    resets: int = 0
+    attempted: int = 0
 
 
 def elect(candidates: Sequence[Candidate]) -> int:
@@ -54,6 +60,7 @@ def elect(candidates: Sequence[Candidate]) -> int:
     Raises:
         JobFailed: no rank can reach the job server.
     """
+    # Horovod would elect by the age of hosts, but the server may listen on the loopback interface of one machine.
     able = [rank for rank, candidate in enumerate(candidates) if candidate.reaches_server]
     if not able:
         raise JobFailed(
@@ -63,18 +70,14 @@ def elect(candidates: Sequence[Candidate]) -> int:
     return max(able, key=lambda rank: (candidates[rank].leads, candidates[rank].commit, -rank))
 
 
-def assign_numbers(candidates: Sequence[Candidate], used: Sequence[int]) -> list[int]:
+def assign_numbers(candidates: Sequence[Candidate]) -> list[int]:
     """Return a number for every rank: its own, or a previously unused one."""
-    following = max([-1, *used, *(c.number for c in candidates)]) + 1
-    numbers = []
-    for candidate in candidates:
-        numbers.append(candidate.number if candidate.number >= 0 else following)
-        following += candidate.number < 0
-    return numbers
+    unused = itertools.count(max(number for c in candidates for number in (c.number, *c.used)) + 1)
+    return [candidate.number if candidate.number >= 0 else next(unused) for candidate in candidates]
 
 
-class RingState(State):
-    """State of one rank; Horovod's elastic runtime calls the methods that have no argument.
+class ElasticMember(RingMember, State):
+    """One rank; a ``State`` of Horovod's elastic runtime, which calls the methods without arguments.
 
     Args:
         communicator: The ranks.
@@ -89,8 +92,9 @@ class RingState(State):
     """
 
     def __init__(self, communicator: Communicator, directory: Path | None, *, reaches_server: bool) -> None:
-        super().__init__(bcast_object=hvd.broadcast_object, get_rank=hvd.rank)
-        self.communicator, self.directory, self._reaches_server = communicator, directory, reaches_server
+        RingMember.__init__(self, communicator, functools.partial(share, communicator))
+        State.__init__(self, bcast_object=hvd.broadcast_object, get_rank=hvd.rank)
+        self.directory, self._reaches_server = directory, reaches_server
         self.job: ElasticJob | None = None
         self._command = Command("release")  # from which the job was built
         self.leads = False
@@ -111,7 +115,7 @@ class RingState(State):
 
     def reset(self) -> None:
         """Read rank and size in the new communicator."""
-        self.communicator.look()
+        self.communicator.read_position()
 
     def leaving(self) -> None:
         """Prepare for the next communicator, which writes a separate timeline."""
@@ -124,42 +128,36 @@ class RingState(State):
 
     def rendezvous(self) -> None:
         """Agree on a leader, a job and its state; collective, and the first call with every new communicator."""
-        found = [json.loads(text) for text in self.communicator.gather(json.dumps(self._candidacy()).encode())]
-        candidates = [Candidate(**answer["candidate"]) for answer in found]
+        found = self.communicator.gather_json(asdict(self._candidacy()))
+        candidates = [Candidate(**fields) for fields in found]
         self.communicator.leader = elect(candidates)
         self.leads = self.communicator.leads
-        used = [number for answer in found for number in answer["used"]]
-        numbers = assign_numbers(candidates, used)
+        numbers = assign_numbers(candidates)
         self.number = numbers[self.communicator.rank]
-        self.resets = max(answer["resets"] for answer in found)
+        self.resets = max(candidate.resets for candidate in candidates)
         leader = candidates[self.communicator.leader]
-        self.directory = Path(found[self.communicator.leader]["directory"])
+        self.directory = Path(leader.directory)
         if any(candidate.job != leader.job for candidate in candidates):
-            self.build(self._share_order())
+            own = self._command.encode() if self.leads else None
+            self._apply(Command.decode(self.communicator.broadcast(own)))
         if self.job is not None:
-            self.job.attempted = max(answer["attempted"] for answer in found)
+            self.job.attempted = max(candidate.attempted for candidate in candidates)
             self._restore(self.job, same=len({c.commit for c in candidates}) == 1, present=numbers)
 
-    def _candidacy(self) -> dict[str, Any]:
+    def _candidacy(self) -> Candidate:
         job = self.job
         snapshot = job.snapshot if job is not None else None
-        candidate = Candidate(
+        return Candidate(
             number=self.number,
             commit=snapshot.commit if snapshot else -1,
-            job=self._command.values.get("id", ""),
+            job=self.job_id,
             reaches_server=self._reaches_server,
             leads=self.leads,
+            directory=str(self.directory or ""),
+            used=sorted(snapshot.metrics) if snapshot else (),
+            resets=self.resets,
+            attempted=job.attempted if job is not None else 0,
         )
-        return {
-            "candidate": asdict(candidate),
-            "used": sorted(snapshot.metrics) if snapshot else [],
-            "resets": self.resets,
-            "directory": str(self.directory or ""),
-            "attempted": job.attempted if job is not None else 0,
-        }
-
-    def _share_order(self) -> Command:
-        return Command.decode(self.communicator.broadcast(self._command.encode() if self.leads else None))
 
     def _restore(self, job: ElasticJob, *, same: bool, present: list[int]) -> None:
         snapshot = job.snapshot
@@ -174,35 +172,42 @@ class RingState(State):
         job.resume(snapshot, present)
         job.commit(job.pending)
 
-    def build(self, command: Command) -> None:
-        """Build the job of a command, or drop the current one if the command names none; collective."""
-        if command.kind != "job":
-            self.job, self._command = None, command
-            return
-        spec = parse_job(command.values["spec"])
-        artifacts = share(self.communicator, spec, command.values["artifacts"])
-        if self._command.values.get("id") != command.values["id"] or self.job is None:
-            self.job = None
-            self.job = ElasticJob(spec, self.communicator, artifacts, number=self.number)
-        self._command = command
-
-    def has(self, job_id: str) -> bool:
-        """Return whether this is the current job."""
-        return self.job is not None and self._command.values.get("id") == job_id
+    @property
+    def pending(self) -> ins.Report:
+        """Report of the last commit."""
+        return self.job.pending if self.job is not None else ins.Report()
 
     def execute(self, command: Command) -> ins.Report:
-        """Execute a command on this rank; the leader's report is sent to the coordinator. Collective."""
-        if command.kind in ("job", "release"):
-            self.build(command)
-            if self.job is not None:
-                self.job.commit(self.job.pending)
-        elif command.kind == "do" and self.job is not None:
-            return self._do(self.job, command)
-        elif command.kind == "idle":
+        """Execute a command on this rank, and commit; the leader's report is sent to the coordinator. Collective."""
+        if command.kind == "idle":
             self.check_host_updates()
-        return ins.Report()
-
-    def _do(self, job: ElasticJob, command: Command) -> ins.Report:
-        report = execute(job, command)
-        job.commit(report if isinstance(instruction_of(command), ins.Work) else ins.Report())
+            return ins.Report()
+        if command.kind == "do":
+            report = super().execute(command)
+            # The report is part of the commit: a new leader sends it again if the fate of the last one is unknown.
+            committed = report if isinstance(command.instruction, ins.Work) else ins.Report()
+        else:
+            self._apply(command)
+            report = committed = self.pending
+        if self.job is not None:
+            self.job.commit(committed)
         return report
+
+    def _apply(self, command: Command) -> None:
+        """Build the job of a command, or drop the current one if the command has none; collective."""
+        super().execute(command)
+        self._command = command
+
+    def _build(self, values: Mapping[str, Any]) -> ElasticJob:
+        """Build a job; a rank that has it already keeps it."""
+        spec = parse_job(values["spec"])
+        artifacts = self._open_artifacts(spec, values["artifacts"])
+        if self.job is not None and self.job_id == values["id"]:
+            return self.job
+        self.job, self.job_id = None, ""  # drops the last model before the next one is built
+        return ElasticJob(spec, self.communicator, artifacts, number=self.number)
+
+    def statistics(self) -> dict[str, Any]:
+        """Return the totals of the job over all ranks, and how often the ranks changed."""
+        assert self.job is not None
+        return self.job.statistics(resets=self.resets, redone_steps=self.redone)
