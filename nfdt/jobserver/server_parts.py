@@ -215,7 +215,8 @@ def make_page(
         Refused: Its address is not loopback, without TLS and without ``insecure``.
     """
     require_page_packages("--ui")
-    from nfdt.web.server import PageAddress, PageServer, PageSource
+    from nfdt.web.pages import PageSource
+    from nfdt.web.server import PageAddress, PageServer
 
     host = options.advertise or shard_host(options)
     address = PageAddress(str(options.ui), options.tls_cert, options.tls_key, options.insecure, host)
