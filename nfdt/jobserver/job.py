@@ -11,7 +11,6 @@ from nfdt.core.errors import NfdtError
 from nfdt.core.host.machine import give_back_memory
 from nfdt.core.jobs.runner import JobMeasures
 from nfdt.core.specs.job import JobSpec
-from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.client_control import ClientControl
 from nfdt.jobserver.client_requests import ClientFeed, ClientRequests
 from nfdt.jobserver.context import ServerContext
@@ -19,7 +18,6 @@ from nfdt.jobserver.job_core import ActiveTraining, JobCore, StateComposer, make
 from nfdt.jobserver.job_slot import ShardState
 from nfdt.jobserver.mailbox import POLL_S, ServerStopping
 from nfdt.jobserver.outcome import JobOutcome, PartLost, outcome_of
-from nfdt.jobserver.pool_slot import PoolSlot, SlotMessageKind
 from nfdt.jobserver.shard_clients import ShardClients, connect_shards
 from nfdt.jobserver.training_loop import TrainingLoop
 from nfdt.jobserver.worker_calls import SlotEvents, WorkerCalls
@@ -39,6 +37,7 @@ class Job:
 
     Attributes:
         job_id: The job.
+        mailbox: Messages of the job.
         core: Core of the job, with its topology and slots.
         workers: Calls of its workers.
         clients: Requests of its clients.
@@ -53,9 +52,9 @@ class Job:
     ) -> None:
         self.job_id = job_id
         self.broken_off = ""
-        self.core = make_core(server, job_id, spec, session, self._on_slot, control)
-        self._mailbox, self.job_log = self.core.parts.mailbox, self.core.parts.job_log
-        self._slot_events = SlotEvents(self.core)
+        self.core = make_core(server, job_id, spec, session, control)
+        self.mailbox, self.job_log = self.core.parts.mailbox, self.core.parts.job_log
+        self.core.parts.slots.listen(SlotEvents(self.core).receive)
         self.workers = WorkerCalls(self.core)
         self.clients = ClientRequests(self.core)
         self.feed = ClientFeed(self.core)
@@ -69,23 +68,16 @@ class Job:
     def acquire(self, shards: int, workers: int) -> None:
         """Take the initial slots of the job."""
         slots = self.core.parts.slots
-        self._mailbox.handle(lambda: (slots.acquire_shards(shards), slots.acquire_workers(workers)))
-
-    def _on_slot(self, slot: PoolSlot, kind: SlotMessageKind, message: pb.SlotMessage | None) -> None:
-        self._slot_events.receive(slot, kind, message)
+        self.mailbox.handle(lambda: (slots.acquire_shards(shards), slots.acquire_workers(workers)))
 
     def measures(self) -> JobMeasures | None:
         """Return the numbers of the job, or None if it does not train."""
         core, training = self.core, self.core.training
         if training is None or core.ended:
             return None
-        return self._mailbox.read(lambda: JobMeasures(training.coordinator.waiting_tasks, tuple(core.shard_statistics)))
+        return self.mailbox.read(lambda: JobMeasures(training.coordinator.waiting_tasks, tuple(core.shard_statistics)))
 
     # ---- end
-
-    def stopped_by(self) -> BaseException | None:
-        """Return the reason why the job ends before it has begun, or None."""
-        return self._mailbox.cause
 
     def store_progress(self) -> None:
         """Store the state of the shards, so that the next server leases nothing twice; does nothing without shards."""
@@ -96,7 +88,7 @@ class Job:
 
     def stop_with_server(self) -> None:
         """End the job because the server stops."""
-        self._mailbox.end(ServerStopping())
+        self.mailbox.end(ServerStopping())
 
     def close(self, outcome: JobOutcome | None) -> None:
         """Release all resources, then write the outcome of the job; each step runs even if an earlier one fails.
@@ -117,7 +109,7 @@ class Job:
             core.ended = True
             core.topology.close()
 
-        self._mailbox.handle(end)
+        self.mailbox.handle(end)
         parts.slots.release_all()
         if parts.rings is not None:
             parts.rings.release(usable=usable)
@@ -127,7 +119,7 @@ class Job:
     def _run(self) -> None:
         outcome: JobOutcome | None = None
         try:
-            self._mailbox.begin()
+            self.mailbox.begin()
             TrainingLoop(self.core, start_training(self.core)).run()
             outcome = JobOutcome("succeeded")
         except BaseException as error:
@@ -138,7 +130,7 @@ class Job:
     def _outcome_of(self, error: BaseException) -> JobOutcome | None:
         if not isinstance(error, (NfdtError, ServerStopping)):
             _log.exception("job %s", self.job_id)
-        reason = self.core.topology.explain(self._mailbox.reason_behind(error))
+        reason = self.core.topology.explain(self.mailbox.reason_behind(error))
         if isinstance(reason, PartLost):
             self.broken_off = str(reason)
         return None if isinstance(reason, (PartLost, ServerStopping)) else outcome_of(reason)

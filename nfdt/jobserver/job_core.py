@@ -14,15 +14,13 @@ from nfdt.core.errors import ProtocolError
 from nfdt.core.jobs.admission import read_manifest
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.specs.job import JobSpec
-from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.artifacts import artifact_names
 from nfdt.jobserver.client_control import ClientControl
 from nfdt.jobserver.context import ServerContext
-from nfdt.jobserver.job_log import JobLog, SlotNotes
+from nfdt.jobserver.job_log import JobLog
 from nfdt.jobserver.job_parts import JobParts
 from nfdt.jobserver.job_slots import JobSlots
 from nfdt.jobserver.mailbox import Mailbox
-from nfdt.jobserver.pool_slot import PoolSlot, SlotListener, SlotMessageKind
 from nfdt.jobserver.ring_makers import make_rings
 from nfdt.jobserver.shard_clients import ShardClients
 from nfdt.jobserver.topologies import topology_class
@@ -112,7 +110,6 @@ class JobCore:
     Attributes:
         parts: Parts of the job that are the same from its submission to its end.
         manifest: Manifest of its program.
-        token: Key of the job: shards get it, workers get tokens derived from it.
         topology: Topology of the job; another one after a switch.
         control: Requests of the clients.
         training: Parts that exist once the shards serve; None before.
@@ -123,7 +120,6 @@ class JobCore:
 
     parts: JobParts
     manifest: Manifest
-    token: str
     topology: Topology
     control: ClientControl
     training: ActiveTraining | None = None
@@ -159,17 +155,12 @@ class JobCore:
             return training.between_epochs, coordinator.epochs_ended
 
         between, epochs = self.parts.mailbox.handle(note)
-        if between and self.parts.server.keeps_checkpoints:
+        if between and not self.parts.server.embedded:
             self.parts.job_log.checkpoint(artifact, epochs)
 
 
 def make_core(
-    server: ServerContext,
-    job_id: str,
-    spec: JobSpec,
-    session: str,
-    listener: SlotListener,
-    control: ClientControl | None = None,
+    server: ServerContext, job_id: str, spec: JobSpec, session: str, control: ClientControl | None = None
 ) -> JobCore:
     """Return the core of a job that waits for its slots.
 
@@ -178,7 +169,6 @@ def make_core(
         job_id: The job.
         spec: Specification of the job.
         session: Client session; slots that have run its code serve no other.
-        listener: Called for each message of the job's slots.
         control: Requests of the clients in an earlier run of the job; None: there was none.
 
     Raises:
@@ -187,25 +177,9 @@ def make_core(
     manifest, fetchable, kind = read_manifest(spec, server.artifacts), artifact_names(spec), topology_class(spec)
     keep = frozenset({*fetchable, manifest.state})
     job_log = JobLog(server.store, server.artifacts, job_id, keep, server.clock)
-    notes, mailbox, token = SlotNotes(server.store, job_id, job_log), Mailbox(server.clock), secrets.token_hex(32)
-
-    def note(slot: PoolSlot, kind: SlotMessageKind, message: pb.SlotMessage | None) -> None:
-        job_slot = mailbox.read(lambda: slots.job_slot_of(slot))
-        if job_slot is not None and message is not None:
-            notes.receive(job_slot.name, message)
-
-    slots = JobSlots(
-        server,
-        job_id,
-        spec,
-        session,
-        token,
-        listener,
-        kind.view.slots_wanted(spec),
-        portable=not (spec.code or manifest.tables),
-        noted=note,
-    )
-    rings = make_rings(server, job_id, spec, slots, job_log, notes, mailbox.end)
+    mailbox, portable = Mailbox(server.clock), not (spec.code or manifest.tables)
+    wanted = kind.view.slots_wanted(spec)
+    slots = JobSlots(server, job_id, spec, session, secrets.token_hex(32), wanted, portable=portable)
+    rings = make_rings(slots, job_log, mailbox.end)
     parts = JobParts(server, job_id, slots, job_log, fetchable, rings, mailbox)
-    control = control or ClientControl(spec.attended, server.clock.now())
-    return JobCore(parts, manifest, token, kind(parts, spec), control)
+    return JobCore(parts, manifest, kind(parts, spec), control or ClientControl(spec.attended, server.clock.now()))

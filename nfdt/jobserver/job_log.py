@@ -171,6 +171,28 @@ class JobLog:
                     return
             self.record("log", {"worker": worker, "level": level, "text": text})
 
+    def note(self, process: str, message: pb.SlotMessage) -> None:
+        """Write the output or the spans of a process, also after the end of the job.
+
+        Args:
+            process: Name of the process, as ``worker-0``.
+            message: Message with its output or spans.
+
+        Raises:
+            ProtocolError: The spans are no records, or too many.
+        """
+        if message.HasField("output"):
+            self.output(process, message.output.lines)
+            return
+        spans = message.spans
+        if len(spans.records) % SPAN.itemsize or len(spans.records) > CAPACITY * SPAN.itemsize:
+            raise ProtocolError(
+                f"Spans of {process}: expected at most {CAPACITY} records of {SPAN.itemsize} bytes. "
+                f"Received: {len(spans.records)} bytes."
+            )
+        with contextlib.suppress(NotStored):  # the trace has a gap
+            self._store.add_spans(self._job_id, process, spans.records, spans.offset_s, spans.error_s)
+
     def stalled(self, waiting_for: list[str], since_s: float) -> None:
         """Append a ``stalled`` event."""
         self.record("stalled", {"waiting_for": waiting_for, "since_s": since_s})
@@ -247,34 +269,3 @@ class JobLog:
         self._write(self._update(result_artifact=artifact))
         self.workers(statistics)
         self.record("result", {"artifact": artifact, "method": method, "workers": dict(statistics)})
-
-
-class SlotNotes:
-    """Writer of these records; any thread may call, also after the end of the job.
-
-    Args:
-        store: Store of jobs and events.
-        job_id: The job.
-        job_log: Log of the job.
-    """
-
-    def __init__(self, store: JobStore, job_id: str, job_log: JobLog) -> None:
-        self._store, self._job_id, self._job_log = store, job_id, job_log
-
-    def receive(self, process: str, message: pb.SlotMessage) -> None:
-        """Write output or spans of a process, as in ``worker-0``.
-
-        Raises:
-            ProtocolError: the spans are no records, or too many.
-        """
-        if message.HasField("output"):
-            self._job_log.output(process, message.output.lines)
-            return
-        spans = message.spans
-        if len(spans.records) % SPAN.itemsize or len(spans.records) > CAPACITY * SPAN.itemsize:
-            raise ProtocolError(
-                f"Spans of {process}: expected at most {CAPACITY} records of {SPAN.itemsize} bytes. "
-                f"Received: {len(spans.records)} bytes."
-            )
-        with contextlib.suppress(NotStored):  # the trace has a gap
-            self._store.add_spans(self._job_id, process, spans.records, spans.offset_s, spans.error_s)

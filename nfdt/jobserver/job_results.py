@@ -110,7 +110,7 @@ class JobResults:
         statistics = self._statistics(counts)
         parts.job_log.workers(statistics)
         self._report_refused(statistics)
-        if parts.server.keeps_checkpoints:
+        if not parts.server.embedded:
             artifact = parts.store(partial(training.composer.compose, epochs))
             parts.job_log.checkpoint(artifact, core.spec.fit.epochs if stops else epochs, callbacks)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from nfdt.core.errors import PolicyRefused, UsageError
 from nfdt.core.specs.job import JobSpec
 from nfdt.jobserver.context import ServerContext
-from nfdt.jobserver.job_log import JobLog, SlotNotes
+from nfdt.jobserver.job_log import JobLog
 from nfdt.jobserver.job_slots import JobSlots
 from nfdt.jobserver.slot_rings import SlotRings
 from nfdt.launch.horovod import LaunchedRings
@@ -22,22 +22,14 @@ def takes_slots(server: ServerContext, spec: JobSpec) -> bool:
     With the launcher ``auto`` they are, on a shared server; ranks that join and leave need ``horovodrun``.
     """
     shape = RingShape.of(spec.cluster)
-    return shape.in_slots or (shape.launcher == "auto" and server.ranks_from_slots and not shape.elastic.elastic)
+    return shape.in_slots or (shape.launcher == "auto" and not server.embedded and not shape.elastic.elastic)
 
 
-def make_rings(
-    server: ServerContext,
-    job_id: str,
-    spec: JobSpec,
-    slots: JobSlots,
-    job_log: JobLog,
-    notes: SlotNotes,
-    fail: Callable[[BaseException], None],
-) -> RingMaker | None:
+def make_rings(slots: JobSlots, job_log: JobLog, fail: Callable[[BaseException], None]) -> RingMaker | None:
     """Return the maker of a job's rings; None if this server can make none."""
-    if takes_slots(server, spec):
-        return SlotRings(server, job_id, slots, job_log, notes, spec.cluster.workers, fail)
-    return None if server.rings is None else LaunchedRings(server.rings, job_id)
+    if takes_slots(slots.server, slots.spec):
+        return SlotRings(slots, job_log, fail)
+    return None if slots.server.rings is None else LaunchedRings(slots.server.rings, slots.job_id)
 
 
 def admit_rings(server: ServerContext, spec: JobSpec) -> None:
@@ -47,10 +39,10 @@ def admit_rings(server: ServerContext, spec: JobSpec) -> None:
         UsageError: The server launches no rings, Horovod is not installed, or the launcher is missing.
         PolicyRefused: See :func:`refuse_reach`.
     """
-    if takes_slots(server, spec):
-        shape = RingShape.of(spec.cluster)
-        if not server.takes_hosts:
-            refuse_reach(shape)
+    shape, from_slots = RingShape.of(spec.cluster), takes_slots(server, spec)
+    if from_slots and not server.embedded:
+        refuse_reach(shape)
+    if from_slots:
         return
     if server.rings is None:
         raise UsageError("This server starts no Horovod rings: it was started without slots of its own.")
@@ -60,7 +52,7 @@ def admit_rings(server: ServerContext, spec: JobSpec) -> None:
             "Run scripts/install-horovod there."
         )
     shape = RingShape.of(spec.cluster)
-    if not server.takes_hosts:
+    if not server.embedded:
         refuse_reach(shape)
     server.rings.check(shape)
 

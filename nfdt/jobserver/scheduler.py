@@ -82,7 +82,7 @@ class Scheduler:
         with self._lock:
             self._stopping = True
             jobs = list(self._jobs.values())
-        if self._server.keeps_checkpoints:
+        if not self._server.embedded:
             threads = [threading.Thread(target=job.store_progress, daemon=True) for job in jobs]
             for thread in threads:
                 thread.start()
@@ -286,7 +286,7 @@ class Scheduler:
     def _settle(self, job: Job, *, may_start: bool) -> bool:
         """Start a job of the queue, or end it; return False while it must wait."""
         try:
-            if (stop := job.stopped_by()) is not None:
+            if (stop := job.mailbox.cause) is not None:
                 raise stop
             if not may_start:
                 return False

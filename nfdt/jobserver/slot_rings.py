@@ -12,13 +12,12 @@ from functools import partial
 
 from nfdt.core.errors import NfdtError, PolicyRefused
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.jobserver.context import ServerContext
-from nfdt.jobserver.job_log import JobLog, SlotNotes
+from nfdt.jobserver.job_log import JobLog
 from nfdt.jobserver.job_slots import JobSlots
 from nfdt.jobserver.outcome import SlotError
 from nfdt.jobserver.placement import MachineId, machine_of, place_groups, reachable_members, returning_slots
 from nfdt.jobserver.pool_slot import PoolSlot
-from nfdt.jobserver.slot_ring import RankStart, SlotRing, count_neighbours
+from nfdt.jobserver.slot_ring import SlotRing
 from nfdt.launch.horovod import NAME
 from nfdt.launch.horovod_command import RingShape
 from nfdt.launch.ring import Ring
@@ -37,12 +36,8 @@ class SlotRings:
     machine where its speed was measured.
 
     Args:
-        server: The server.
-        job_id: The job.
         slots: Slots of the job.
         job_log: Log of the job.
-        notes: Output and spans of the ranks.
-        workers: Number of the job's ranks.
         fail: Ends the job with the error of its code in a rank.
 
     Attributes:
@@ -51,19 +46,11 @@ class SlotRings:
 
     forms_again = True
 
-    def __init__(
-        self,
-        server: ServerContext,
-        job_id: str,
-        slots: JobSlots,
-        job_log: JobLog,
-        notes: SlotNotes,
-        workers: int,
-        fail: Callable[[BaseException], None],
-    ) -> None:
-        self._server, self._job_id, self._slots, self._job_log = server, job_id, slots, job_log
-        self._notes, self._workers, self._fail = notes, workers, fail
-        self.spans_machines = server.insecure_allreduce
+    def __init__(self, slots: JobSlots, job_log: JobLog, fail: Callable[[BaseException], None]) -> None:
+        self._server, self._job_id, self._slots = slots.server, slots.job_id, slots
+        self._job_log, self._fail = job_log, fail
+        self._workers = slots.spec.cluster.workers
+        self.spans_machines = self._server.insecure_allreduce
         self._lock = threading.Lock()
         self._rings: list[SlotRing] = []
         self._machines: dict[int, MachineId] = {}
@@ -126,7 +113,7 @@ class SlotRings:
             if own is not None:
                 return own
             name = f"{NAME}{secrets.token_hex(4)}"
-            ring = SlotRing(name, shape, end_of=self._end_of, failed=self._on_failure, noted=self._notes.receive)
+            ring = SlotRing(name, shape, end_of=self._server.end_of, failed=self._on_failure, job_log=self._job_log)
             self._rings.append(ring)
         threading.Thread(target=self._form, args=(ring,), name=name, daemon=True).start()
         return ring
@@ -164,7 +151,7 @@ class SlotRings:
             store = self._server.worlds.open(ring.name, ring.shape.size)
             slots = self._await_slots(ring)
             if slots:
-                ring.assign(slots, RankStart(self._job_id, store, self._slots.artifact_dir, self._neighbours(ring)))
+                ring.assign(slots, self._slots, store, self._others(ring))
                 self._job_log.write("info", f"{ring.name}: {ring.origin}")
                 self._server.pool.wake()
                 ring.await_ranks()
@@ -181,14 +168,11 @@ class SlotRings:
             if ring.ended or ring.failure:
                 self._dismiss(ring)  # it ended while it took its slots
 
-    def _neighbours(self, ring: SlotRing) -> Callable[[PoolSlot, int], int]:
+    def _others(self, ring: SlotRing) -> Counter[MachineId]:
+        """Return the number of the job's workers that are no ranks of this ring, by machine."""
         members = members_of(ring.shape)
-
-        def count(slot: PoolSlot, own: int) -> int:
-            with self._lock:
-                return count_neighbours(self._machines, members, machine_of(slot.hello))
-
-        return count
+        with self._lock:
+            return Counter(machine for member, machine in self._machines.items() if member not in members)
 
     def _await_slots(self, ring: SlotRing) -> list[PoolSlot]:
         """Return the slots of a ring once they are free; none if the ring is ended before."""
@@ -196,7 +180,7 @@ class SlotRings:
         while not ring.ended:
             self._renew_slots()
             elsewhere = self.spans_machines and time.monotonic() - began >= RETURN_S
-            slots = self._slots.take_ranks(partial(self._choose, ring, elsewhere), ring.receive, ring.note)
+            slots = self._slots.take_ranks(partial(self._choose, ring, elsewhere), ring.receive)
             if slots:
                 return slots
             pool.wait(TAKE_POLL_S)
@@ -235,10 +219,6 @@ class SlotRings:
         )
 
     # ---- failures
-
-    def _end_of(self, hello: pb.SlotHello) -> str:
-        end = self._server.end_of(hello)
-        return str(end or f"its process ended ({hello.pid} on {hello.host}, slot {hello.name})")
 
     def _on_failure(self, ring: SlotRing, error: SlotError | None) -> None:
         self._dismiss_ranks(ring)

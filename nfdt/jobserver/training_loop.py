@@ -82,7 +82,7 @@ class TrainingLoop(EffectHandler):
         if not core.control.abandoned(now, timeout_s):
             return
         gone = f"Its client has been gone for {timeout_s:.0f} s"
-        if server.cancels_abandoned:
+        if server.embedded:
             raise JobCancelled(f"{gone}.")
         if core.spec.train.kind == "stream":
             raise JobFailed(f"{gone}, and with it the batches that it fed.")

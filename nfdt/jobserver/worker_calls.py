@@ -120,7 +120,7 @@ class WorkerCalls:
         return pb.TakeRowsReply() if split is None else pb.TakeRowsReply(begin=split.begin, end=split.end)
 
     def _authenticate(self, request: pb.NextRequest | pb.TakeRowsRequest | pb.FetchReplyRequest) -> None:
-        if worker_of(self._core.token, request.job_token) != request.worker:
+        if worker_of(self._slots.token, request.job_token) != request.worker:
             raise AuthenticationFailed(
                 f"Job {self._parts.job_id}: expected the token that {request.worker[:MAX_NAME]!r} was assigned with. "
                 "Received: another one."
@@ -171,7 +171,7 @@ def _short(reply: pb.NextReply, job_slot: JobSlot) -> pb.NextReply:
 
 
 class SlotEvents:
-    """Handler of the events that a slot of the job is ready, has finished, has failed, or is lost. Thread-safe.
+    """Handler of the messages of the job's slots, and of their loss. Thread-safe.
 
     Args:
         core: Core of the job.
@@ -187,13 +187,30 @@ class SlotEvents:
             self._mailbox.start(partial(self._lose, slot), f"end of {slot.name}")
         elif kind == "draining":
             self._mailbox.start(partial(self._hand_over, slot), f"end of {slot.name}")
+        elif message is not None and kind in ("output", "spans"):
+            if job_slot := self._mailbox.read(lambda: self._slots.job_slot_of(slot)):
+                self._parts.job_log.note(job_slot.name, message)
         else:
-            self._mailbox.handle(lambda: self._take(slot, kind, message))
+            self._mailbox.handle(lambda: self._take(slot, message))
 
     def _lose(self, slot: PoolSlot) -> None:
-        end, hello = self._parts.server.end_of(slot.hello), slot.hello
-        how = str(end or f"its process ended ({hello.pid} on {hello.host}, slot {hello.name})")
-        self._mailbox.handle(lambda: self._take(slot, "lost", how=how))
+        how = self._parts.server.end_of(slot.hello)
+
+        def lose() -> None:
+            job_slot = self._member(slot)
+            if job_slot is None or (self._core.training is not None and self._core.topology.lost(job_slot, how)):
+                return
+            if job_slot in self._slots.shards:
+                self._fail_without(job_slot, how)
+            else:
+                self._worker_gone(job_slot, how)
+
+        self._mailbox.handle(lose)
+
+    def _member(self, slot: PoolSlot) -> JobSlot | None:
+        """Return the position of a slot that is still in the job; None after the job has ended."""
+        job_slot = self._slots.job_slot_of(slot)
+        return None if job_slot is None or job_slot.gone or self._core.ended else job_slot
 
     def _hand_over(self, slot: PoolSlot) -> None:
         """Move the shard of a slot that is about to end; a worker reports its step and leaves by itself."""
@@ -212,38 +229,37 @@ class SlotEvents:
         if self._mailbox.handle(leave):
             self._parts.server.pool.release(slot, self._parts.job_id)
 
-    def _take(
-        self, slot: PoolSlot, kind: SlotMessageKind, message: pb.SlotMessage | None = None, how: str = ""
-    ) -> None:
-        core, job_slot = self._core, self._slots.job_slot_of(slot)
-        if job_slot is None or job_slot.gone or core.ended:
+    def _take(self, slot: PoolSlot, message: pb.SlotMessage | None) -> None:
+        """Note the address of a shard that is ready, or the end of a slot's work."""
+        job_slot = self._member(slot)
+        if job_slot is None or message is None:
             return
-        if kind == "ready" and message is not None:
+        if message.HasField("ready"):
             if message.ready.incarnation == self._slots.incarnation:
                 job_slot.address = message.ready.address
-        elif not (kind == "lost" and core.training is not None and core.topology.lost(job_slot, how)):
-            job_slot.gone = True
-            self._gone(job_slot, kind, message, how)
-
-    def _gone(self, job_slot: JobSlot, kind: SlotMessageKind, message: pb.SlotMessage | None, how: str) -> None:
-        error = SlotError(job_slot.name, message.failed, job_slot.members) if message and kind == "failed" else None
-        if error is not None and not (error.lost_connection and self._may_lose(job_slot)):
-            self._mailbox.end(error)
-        elif job_slot in self._slots.shards:
-            self._shard_gone(job_slot, how or "it stopped serving")
+            return
+        is_shard, how = job_slot in self._slots.shards, ""
+        if message.HasField("failed"):
+            error = SlotError(job_slot.name, message.failed, job_slot.members)
+            # Where shards are restored, a worker that loses its connection to one is no reason to end the job.
+            if is_shard or not error.lost_connection or self._core.topology.recovery is None:
+                job_slot.gone = True
+                self._mailbox.end(error)
+                return
+            how = str(error)
+        if is_shard:
+            self._fail_without(job_slot, "it stopped serving")
         else:
-            self._worker_gone(job_slot, how if error is None else str(error))
+            self._worker_gone(job_slot, how)
 
-    def _may_lose(self, job_slot: JobSlot) -> bool:
-        """Whether the loss of a connection to a shard is only the loss of this worker."""
-        return self._core.topology.recovery is not None and job_slot not in self._slots.shards
-
-    def _shard_gone(self, job_slot: JobSlot, what: str) -> None:
-        hello = job_slot.slot.hello
-        text = f"{job_slot.name} is gone ({what}: process {hello.pid} on {hello.host}), with a part of the weights."
+    def _fail_without(self, shard: JobSlot, what: str) -> None:
+        """End the run, because a shard is gone that is not restored."""
+        shard.gone, hello = True, shard.slot.hello
+        text = f"{shard.name} is gone ({what}: process {hello.pid} on {hello.host}), with a part of the weights."
         self._mailbox.end(PartLost(text) if self._core.topology.view.pushes else JobFailed(text))
 
     def _worker_gone(self, job_slot: JobSlot, how: str) -> None:
+        job_slot.gone = True
         asked = self._core.spec.cluster.emulate.kills(job_slot.index)
         how = "it was killed, as emulate.fail asks" if how and asked else how
         if self._core.training is not None:

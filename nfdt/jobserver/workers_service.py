@@ -57,9 +57,7 @@ class WorkersService(workers_pb2_grpc.WorkersServicer):
             self._pool.leave(slot, stream)
         except Exception as error:
             _log.info("slot %s: the stream broke (%s)", slot.name, type(error).__name__)
-        self._pool.broke(slot, stream)
-        self._pool.await_return(slot, stream)
-        self._pool.leave(slot, stream)
+        self._pool.lose(slot, stream)
 
     @answering
     def Ended(self, request: pb.SlotEnded, context: Any) -> pb.SlotEndedReply:

@@ -72,7 +72,7 @@ def make(name: str) -> Topology:
     server = SimpleNamespace(rings=Rings(), launcher=None, launches_workers=False, pool=SlotPool(), clock=ManualClock())
     spec = job(name)
     kind = topology_class(spec)
-    slots = JobSlots(server, "job", spec, "", "token", lambda *message: None, kind.view.slots_wanted(spec))
+    slots = JobSlots(server, "job", spec, "", "token", kind.view.slots_wanted(spec))
     return kind(JobParts(server, "job", slots, Log(), set(), Rings(), Mailbox(server.clock)), spec)
 
 

@@ -1,4 +1,4 @@
-"""Interfaces between the Jobs service and the parts of the server that run the jobs and start their slots."""
+"""Interface between the Jobs service and the part of the server that runs the jobs."""
 
 from __future__ import annotations
 
@@ -12,26 +12,6 @@ from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.model.program.manifest import Manifest
 
 Role = Literal["worker", "shard"]
-
-
-class Launcher(Protocol):
-    """Starts slot processes that register with the server, and stops them."""
-
-    def ensure(self, role: Role, count: int, backend: str = "") -> None:
-        """Keep ``count`` slot processes of this role, started by this launcher, alive; returns at once.
-
-        ``backend``: that of Keras in the workers that are started from now on; "" for no change.
-        """
-        ...
-
-    @property
-    def failure(self) -> str | None:
-        """Reason why no slots can be started; None while they can."""
-        ...
-
-    def stop(self) -> None:
-        """End every slot process and wait for it, up to a deadline."""
-        ...
 
 
 @dataclass(frozen=True)
