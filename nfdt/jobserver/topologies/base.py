@@ -30,6 +30,7 @@ class Topology(ABC):
         view: Pure properties of the topology.
         parts: Parts of the job.
         spec: Current specification of the job.
+        sizes: Batch sizes that the topology sets itself; None: the batch policy of the algorithm sets them.
         restores: Whether lost shards are restored; otherwise the loss of a shard ends the run.
         recovery: Snapshots of the shards, and their restoration; None before :meth:`connect`.
     """
@@ -37,6 +38,7 @@ class Topology(ABC):
     view: ClassVar[TopologyView]
     parts: JobParts
     spec: JobSpec
+    sizes: FixedSizes | None = None
     restores: ClassVar[bool] = False
     recovery: ShardRecovery | None = None
 
@@ -94,11 +96,6 @@ class Topology(ABC):
         spec = self.view.effective_spec(self.spec, groups=count)
         cluster = spec.cluster.model_copy(update={"workers": count})
         return spec.model_copy(update={"cluster": cluster})
-
-    @property
-    def sizes(self) -> FixedSizes | None:
-        """Batch sizes that the topology sets itself; None: the batch policy of the algorithm sets them."""
-        return None
 
     # ---- training
 
