@@ -28,11 +28,11 @@ class ClientRequests:
     """
 
     def __init__(self, core: JobCore) -> None:
-        self._core, self._parts, self._mailbox = core, core.parts, core.parts.mailbox
+        self._core, self._mailbox = core, core.mailbox
 
     def watching(self, change: int, session: str) -> None:
         """Add ``change`` to the number of clients that watch the job; see :meth:`ClientControl.watch`."""
-        now = self._parts.server.clock.now()
+        now = self._core.server.clock.now()
         self._mailbox.handle(lambda: self._core.control.watch(change, now, session))
 
     def check_free(self, session: str) -> None:
@@ -61,7 +61,7 @@ class ClientRequests:
             case "stop_training":
                 control.stop_training = True
             case "validated":
-                self._parts.job_log.record("validated", _validated(request.validated))
+                self._core.job_log.record("validated", _validated(request.validated))
             case "set_learning_rate":
                 control.set_learning_rate(request.set_learning_rate.value)
         return None if self._core.ended else self._core.training
@@ -103,9 +103,9 @@ class ClientRequests:
                 )
             )
             compose = partial(training.composer.compose, object() if passing else epochs)
-            artifact = self._parts.store(compose) if standing else compose()
+            artifact = self._core.store(compose) if standing else compose()
         if passing:
-            self._parts.job_log.passing(artifact)
+            self._core.job_log.passing(artifact)
         return jobs_pb2.SnapshotReply(artifact=artifact, epochs=epochs, steps=steps)
 
     def _is_standing(self, training: ActiveTraining) -> bool:
@@ -114,16 +114,16 @@ class ClientRequests:
     @contextmanager
     def _reading(self, what: str, *, standing: bool) -> Iterator[ActiveTraining]:
         """Prevent epochs from beginning inside the block; ``standing``: require that none is running either."""
-        core, job_id = self._core, self._parts.job_id
+        core = self._core
 
         def begin() -> ActiveTraining:
             if core.ended:
-                raise ServerUnreachable(f"Job {job_id} has ended, or is about to run again.")
+                raise ServerUnreachable(f"Job {core.job_id} has ended, or is about to run again.")
             training = core.training
             if training is None or (standing and not self._is_standing(training)):
                 phase = training.coordinator.phase if training is not None else "start"
                 when = "between two epochs, or while one stands still" if standing else "once it trains"
-                raise UsageError(f"Job {job_id}: {what} {when}. Received: in phase {phase}.")
+                raise UsageError(f"Job {core.job_id}: {what} {when}. Received: in phase {phase}.")
             core.readers += 1
             return training
 
@@ -162,7 +162,7 @@ class ClientFeed:
     """
 
     def __init__(self, core: JobCore) -> None:
-        self._core, self._mailbox = core, core.parts.mailbox
+        self._core, self._mailbox = core, core.mailbox
         self._client = 0  # number of the newest client
         self._epoch = -1
         self._announced = 0  # credits of the epoch that clients have been sent

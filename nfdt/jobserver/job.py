@@ -53,8 +53,8 @@ class Job:
         self.job_id = job_id
         self.broken_off = ""
         self.core = make_core(server, job_id, spec, session, control)
-        self.mailbox, self.job_log = self.core.parts.mailbox, self.core.parts.job_log
-        self.core.parts.slots.listen(SlotEvents(self.core).receive)
+        self.mailbox, self.job_log = self.core.mailbox, self.core.job_log
+        self.core.slots.listen(SlotEvents(self.core).receive)
         self.workers = WorkerCalls(self.core)
         self.clients = ClientRequests(self.core)
         self.feed = ClientFeed(self.core)
@@ -67,7 +67,7 @@ class Job:
 
     def acquire(self, shards: int, workers: int) -> None:
         """Take the initial slots of the job."""
-        slots = self.core.parts.slots
+        slots = self.core.slots
         self.mailbox.handle(lambda: (slots.acquire_shards(shards), slots.acquire_workers(workers)))
 
     def measures(self) -> JobMeasures | None:
@@ -103,16 +103,16 @@ class Job:
                 self.core.topology.report()
 
     def _release(self, *, usable: bool) -> None:
-        core, parts = self.core, self.core.parts
+        core = self.core
 
         def end() -> None:
             core.ended = True
             core.topology.close()
 
         self.mailbox.handle(end)
-        parts.slots.release_all()
-        if parts.rings is not None:
-            parts.rings.release(usable=usable)
+        core.slots.release_all()
+        if core.rings is not None:
+            core.rings.release(usable=usable)
         if core.training is not None:
             core.training.shards.close()
 
@@ -142,16 +142,19 @@ def start_training(core: JobCore) -> ActiveTraining:
     Raises:
         JobFailed: A part does not start in time.
     """
-    parts, mailbox, slots, spec = core.parts, core.parts.mailbox, core.parts.slots, core.spec
-    parts.job_log.begin(JobOutcome("starting"))
-    parts.job_log.record("data", {"where": spec.train.where, "reason": spec.train.reason})
+    mailbox, slots, spec = core.mailbox, core.slots, core.spec
+    core.job_log.begin("starting")
+    core.job_log.record("data", {"where": spec.train.where, "reason": spec.train.reason})
 
     def start_shards() -> None:
         slots.shard_state = ShardState(records=spec.fit.begun.records if spec.fit.begun is not None else "")
         for job_slot in slots.shards:
             slots.start_shard(job_slot)
-        parts.wait_for(lambda: [job_slot.name for job_slot in slots.shards if not job_slot.address])
+        core.wait_for(lambda: [job_slot.name for job_slot in slots.shards if not job_slot.address])
         core.topology.form()
+
+    mailbox.handle(start_shards)
+    training = _assemble(core)
 
     def begin() -> tuple[float | None, str | None]:
         core.training = training
@@ -167,8 +170,6 @@ def start_training(core: JobCore) -> ActiveTraining:
         mailbox.handle(lambda: slots.admit(slots.living(), training.coordinator))
         return True
 
-    mailbox.handle(start_shards)
-    training = _assemble(core)
     rate, weights = mailbox.handle(begin)
     if weights is not None:
         mailbox.call(lambda: core.replace(training, weights))
@@ -176,21 +177,21 @@ def start_training(core: JobCore) -> ActiveTraining:
         mailbox.call(lambda: core.set_learning_rate(training, rate))
     while mailbox.wait(admit, POLL_S) is None:
         pass
-    parts.job_log.begin(JobOutcome("running"))
+    core.job_log.begin("running")
     return training
 
 
 def _assemble(core: JobCore) -> ActiveTraining:
-    parts, server, topology = core.parts, core.parts.server, core.topology
-    merger = merger_of(core.manifest, server.artifacts)
-    policy = topology.view.policy(topology.spec)
+    """Connect to the shards, and make the coordinator."""
+    slots, topology, artifacts = core.slots, core.topology, core.server.artifacts
+    merger = merger_of(core.manifest, artifacts)
     spec = topology.coordinator_spec().model_copy(update={"attended": True})  # the job permits each epoch
-    coordinator = Coordinator(spec, policy, server.clock, merger, topology.sizes, restorable=topology.restores)
+    policy = topology.view.policy(topology.spec)
+    coordinator = Coordinator(spec, policy, core.server.clock, merger, topology.sizes, restorable=topology.restores)
 
     def connect() -> ShardClients:
-        addresses = [job_slot.address for job_slot in parts.slots.shards]
-        return connect_shards(addresses, core.manifest, parts.slots.shard_key, authority=parts.slots.shard_ca)
+        addresses = [job_slot.address for job_slot in slots.shards]
+        return connect_shards(addresses, core.manifest, slots.shard_key, authority=slots.shard_ca)
 
     shards = topology.connect(connect, coordinator)
-    composer = StateComposer(shards, merger, server.artifacts)
-    return ActiveTraining(shards, composer, coordinator, topology.recovery)
+    return ActiveTraining(shards, StateComposer(shards, merger, artifacts), coordinator, topology.recovery)

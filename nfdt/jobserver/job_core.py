@@ -104,24 +104,22 @@ class ActiveTraining:
 
 
 @dataclass
-class JobCore:
-    """Core of one job: its state; only messages and the job's own thread use what changes.
+class JobCore(JobParts):
+    """Core of one job: its parts and its state. Only messages and the job's own thread use what changes.
 
     Attributes:
-        parts: Parts of the job that are the same from its submission to its end.
         manifest: Manifest of its program.
-        topology: Topology of the job; another one after a switch.
         control: Requests of the clients.
+        topology: Topology of the job; another one after a switch.
         training: Parts that exist once the shards serve; None before.
         shard_statistics: Statistics of each shard at the end of the last epoch.
         readers: Number of clients that read or write the state; no epoch begins in the meantime.
         ended: Whether the job is over.
     """
 
-    parts: JobParts
     manifest: Manifest
-    topology: Topology
     control: ClientControl
+    topology: Topology = field(init=False)
     training: ActiveTraining | None = None
     shard_statistics: list[Mapping[str, Any]] = field(default_factory=list)
     readers: int = 0
@@ -139,7 +137,7 @@ class JobCore:
 
     def write(self, training: ActiveTraining, artifact: str) -> None:
         """Replace the state by an artifact; shards that are restored afterwards begin with it as well. A slow call."""
-        mailbox, slots, stored = self.parts.mailbox, self.parts.slots, False
+        mailbox, slots, stored = self.mailbox, self.slots, False
         while not stored:
             incarnation = mailbox.read(lambda: slots.incarnation)
             training.composer.replace(artifact)
@@ -154,9 +152,9 @@ class JobCore:
             coordinator.replaced()
             return training.between_epochs, coordinator.epochs_ended
 
-        between, epochs = self.parts.mailbox.handle(note)
-        if between and not self.parts.server.embedded:
-            self.parts.job_log.checkpoint(artifact, epochs)
+        between, epochs = self.mailbox.handle(note)
+        if between and not self.server.embedded:
+            self.job_log.checkpoint(artifact, epochs)
 
 
 def make_core(
@@ -181,5 +179,7 @@ def make_core(
     wanted = kind.view.slots_wanted(spec)
     slots = JobSlots(server, job_id, spec, session, secrets.token_hex(32), wanted, portable=portable)
     rings = make_rings(slots, job_log, mailbox.end)
-    parts = JobParts(server, job_id, slots, job_log, fetchable, rings, mailbox)
-    return JobCore(parts, manifest, kind(parts, spec), control or ClientControl(spec.attended, server.clock.now()))
+    control = control or ClientControl(spec.attended, server.clock.now())
+    core = JobCore(server, job_id, slots, job_log, fetchable, rings, mailbox, manifest, control)
+    core.topology = kind(core, spec)
+    return core

@@ -14,6 +14,7 @@ from typing import Any
 from nfdt.core.clock import Clock
 from nfdt.core.errors import NotStored, ProtocolError, UsageError
 from nfdt.core.jobs.artifacts import ArtifactStore
+from nfdt.core.jobs.job_record import JobState
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.specs.callbacks import CallbacksSpec
 from nfdt.core.specs.job import EpochProgress
@@ -21,7 +22,6 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.messages import MOST_LINES, readable_lines
 from nfdt.core.work.spans import CAPACITY, SPAN
 from nfdt.jobserver.outcome import JobOutcome
-from nfdt.launch.horovod_log import RingStall, describe
 
 _log = logging.getLogger(__name__)
 
@@ -113,29 +113,28 @@ class JobLog:
             NotStored: There has been no room for too long: the job must fail.
         """
         try:
-            self.settled()
+            self.flush()
         except NotStored as error:
             self._patience.check(error)
 
-    def settled(self) -> bool:
-        """Write what found no room before; return True.
+    def flush(self) -> None:
+        """Write what found no room before.
 
         Raises:
             NotStored: There is still no room.
         """
         with self._lock:
             self._write_all()
-        return True
 
-    def begin(self, outcome: JobOutcome) -> None:
+    def begin(self, state: JobState) -> None:
         """Store the job's next state."""
-        self._write(partial(self._transition, outcome, self._store.now()))
+        self._write(partial(self._transition, JobOutcome(state), self._store.now()))
 
     def _transition(self, outcome: JobOutcome, at: float) -> None:
         self._store.transition(self._job_id, outcome.state, reason=outcome.reason, error=outcome.error, at=at)
 
     def end(self, outcome: JobOutcome | None) -> None:
-        """Store the job's last state, if it has one yet; if there is no room now, :meth:`settled` tries again."""
+        """Store the job's last state, if it has one yet; if there is no room now, the scheduler tries again."""
         self._write(*([] if outcome is None else [partial(self._end, outcome, self._store.now())]))
 
     def _end(self, outcome: JobOutcome, at: float) -> None:
@@ -197,13 +196,6 @@ class JobLog:
         """Append a ``stalled`` event."""
         self.record("stalled", {"waiting_for": waiting_for, "since_s": since_s})
 
-    def ring_messages(self, stalls: Iterable[RingStall], texts: Iterable[str]) -> None:
-        """Append stalls and messages that were found in the log of the job's ring."""
-        for stall in stalls:
-            self.record("stalled", describe(stall))
-        for text in texts:
-            self.write("warning", text)
-
     def workers(self, statistics: Mapping[str, Any]) -> None:
         """Update the statistics of the workers."""
         self._write(self._update(workers_json=json.dumps(statistics)))
@@ -242,7 +234,7 @@ class JobLog:
         Raises:
             NotStored: There is no room for what must be written before.
         """
-        self.settled()
+        self.flush()
         job = self._store.get(self._job_id)
         names = (self._passing, job.checkpoint_artifact, job.result_artifact, *job.kept)
         return {*self._keep, *(name for name in names if name)}
@@ -253,7 +245,7 @@ class JobLog:
         Raises:
             NotStored: There is no room; the job can do without.
         """
-        self.settled()
+        self.flush()
         text = progress.model_copy(update={"records": records}).model_dump_json() if progress is not None else None
         self._store.update(self._job_id, snapshot_artifact=artifact or None, snapshot_json=text)
 

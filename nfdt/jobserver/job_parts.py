@@ -17,11 +17,8 @@ from nfdt.launch.ring import RingMaker
 START_POLL_S = 0.2  # interval of checks for the parts that must start
 START_TIMEOUT_S = 180.0  # limit for shards, and for the rings of groups
 
-WaitFor = Callable[[Callable[[], list[str]]], None]
-"""Returns when a function names no missing part any more; raises when the job ends or it takes too long."""
 
-
-@dataclass(frozen=True)
+@dataclass
 class JobParts:
     """Parts of one job that are the same from its submission to its end.
 
@@ -44,10 +41,10 @@ class JobParts:
     mailbox: Mailbox
 
     def wait_for(self, missing: Callable[[], list[str]]) -> None:
-        """Wait until ``missing`` returns no parts; see :data:`WaitFor`.
+        """Wait until ``missing`` names no part any more.
 
         Raises:
-            JobFailed: The time limit has passed.
+            JobFailed: The time limit has passed. If the job ends before, the reason is raised.
         """
         clock = self.server.clock
         deadline = clock.now() + START_TIMEOUT_S

@@ -27,7 +27,7 @@ class JobResults:
     """
 
     def __init__(self, core: JobCore, training: ActiveTraining) -> None:
-        self._core, self._parts, self._training = core, core.parts, training
+        self._core, self._training = core, training
         self._refused: dict[str, int] = {}
         self._diverges = False
         self._losses: list[float] = []  # the least mean of an epoch so far
@@ -39,7 +39,7 @@ class JobResults:
         if self._core.spec.method != "fit":
             return
         statistics = self._statistics(self._core.shard_statistics)
-        self._parts.job_log.workers_so_far(statistics)
+        self._core.job_log.workers_so_far(statistics)
         if refused := [name for name, row in statistics.items() if row.get("dropped")]:
             text = "were refused, as they are NaN or infinite, or would have made weights so."
             self._warn(f"Gradients of {', '.join(refused)} {text}")
@@ -63,11 +63,11 @@ class JobResults:
 
     def epoch_begins(self) -> None:
         """Take the time at which an epoch begins."""
-        self._epoch_began = self._parts.server.clock.now()
+        self._epoch_began = self._core.server.clock.now()
 
     def steps_end(self) -> None:
         """Take the time at which all steps of an epoch are done; validation follows."""
-        self._steps_ended = self._parts.server.clock.now()
+        self._steps_ended = self._core.server.clock.now()
 
     def compare_forecast(self, epoch: Mapping[str, Any]) -> None:
         """Append how far the job's forecast was off, at an epoch's end; the first epoch compiles and does not count."""
@@ -86,13 +86,13 @@ class JobResults:
             "measured_samples_per_s": samples / seconds,
             "measured_staleness": sum(tau * count for tau, count in bins.items()) / (bins.total() or 1),
         }
-        self._parts.job_log.record("forecast", {**forecast.model_dump(), **measured})
+        self._core.job_log.record("forecast", {**forecast.model_dump(), **measured})
 
     def _warn(self, what: str) -> None:
         """Warn once that the training diverges, with what helps the job's algorithm."""
         if not self._diverges:
             self._diverges = True
-            self._parts.job_log.write("warning", f"The training diverges: {what} {advice(self._core.spec)}")
+            self._core.job_log.write("warning", f"The training diverges: {what} {advice(self._core.spec)}")
 
     def end_epoch(self, callbacks: CallbacksSpec | None, *, stops: bool) -> None:
         """Write the statistics and the state at an epoch's end, before the next one may begin.
@@ -101,28 +101,28 @@ class JobResults:
             callbacks: Callbacks of a detached job after the epoch.
             stops: Whether they end the training: the state is that after all epochs.
         """
-        core, parts, training = self._core, self._parts, self._training
+        core, training = self._core, self._training
         if core.spec.method != "fit":
             return
         epochs = training.coordinator.epochs_ended
-        counts = parts.mailbox.call(training.shards.statistics) if core.topology.view.pushes else []
+        counts = core.mailbox.call(training.shards.statistics) if core.topology.view.pushes else []
         core.shard_statistics = counts
         statistics = self._statistics(counts)
-        parts.job_log.workers(statistics)
+        core.job_log.workers(statistics)
         self._report_refused(statistics)
-        if not parts.server.embedded:
-            artifact = parts.store(partial(training.composer.compose, epochs))
-            parts.job_log.checkpoint(artifact, core.spec.fit.epochs if stops else epochs, callbacks)
+        if not core.server.embedded:
+            artifact = core.store(partial(training.composer.compose, epochs))
+            core.job_log.checkpoint(artifact, core.spec.fit.epochs if stops else epochs, callbacks)
 
     def end_training(self) -> None:
         """Write the state at the end of training, or the answers of a job that only evaluates."""
-        core, parts, training = self._core, self._parts, self._training
+        core, training = self._core, self._training
         if core.spec.method == "fit":
-            artifact = parts.store(partial(training.composer.compose, training.coordinator.epochs_ended))
+            artifact = core.store(partial(training.composer.compose, training.coordinator.epochs_ended))
         else:
-            artifact = parts.store(partial(parts.server.artifacts.put, training.coordinator.merger.metrics))
-        counts = parts.mailbox.call(training.shards.statistics)
-        parts.job_log.result(artifact, self._statistics(counts), core.spec.method)
+            artifact = core.store(partial(core.server.artifacts.put, training.coordinator.merger.metrics))
+        counts = core.mailbox.call(training.shards.statistics)
+        core.job_log.result(artifact, self._statistics(counts), core.spec.method)
         if training.recovery is not None:
             training.recovery.forget()
 
@@ -131,7 +131,7 @@ class JobResults:
         for name, row in statistics.items():
             refused = int(row.get("dropped") or 0)
             if more := refused - self._refused.get(name, 0):
-                self._parts.job_log.write(
+                self._core.job_log.write(
                     "warning",
                     f"{more} pushes of {name} were refused in the epoch that has ended: the gradient was NaN or "
                     "infinite, or would have made weights so. The weights are those before.",
@@ -143,10 +143,10 @@ class JobResults:
             speeds = self._training.coordinator.speeds()
             return {
                 name: {**job_slot.details, **job_slot.report, **speeds.get(name, {})}
-                for name, job_slot in self._parts.slots.workers.items()
+                for name, job_slot in self._core.slots.workers.items()
             }
 
-        return merge_statistics(self._parts.mailbox.read(rows), shards)
+        return merge_statistics(self._core.mailbox.read(rows), shards)
 
 
 def advice(spec: JobSpec) -> str:

@@ -72,18 +72,14 @@ def _take_up(record: JobRecord, spec: JobSpec, store: JobStore, artifacts: Artif
         before = admission.read_manifest(states[0].spec, artifacts)
         program = artifacts.put(states[0].manifest(before).to_bytes())
         spec, where = states[0].resumed(program, before), states[0].where
-    _queue(record.job_id, spec, where, store, why)
+    going_on = f"training goes on {where}"
+    store.requeue(record.job_id, f"{why}; {going_on}", spec.model_dump_json(), epoch=spec.fit.initial_epoch)
+    text = f"{why[0].upper()}{why[1:]}: {going_on}. What was trained since then is trained again."
+    store.append(record.job_id, "log", {"worker": None, "level": "warning", "text": text})
+    _log.info("job %s goes on %s", record.job_id, where)
 
 
 def _is_intact(state: Checkpoint, artifacts: ArtifactStore) -> bool:
     if damaged := [name for name in state.artifacts if not artifacts.intact(name)]:
         _log.warning("the state %s is passed over: %s is damaged or gone", state.where, damaged[0])
     return not damaged
-
-
-def _queue(job_id: str, spec: JobSpec, where: str, store: JobStore, why: str) -> None:
-    reason = f"{why}; training goes on {where}"
-    store.requeue(job_id, reason, spec.model_dump_json(), epoch=spec.fit.initial_epoch)
-    text = f"{why[0].upper()}{why[1:]}: training goes on {where}. What was trained since then is trained again."
-    store.append(job_id, "log", {"worker": None, "level": "warning", "text": text})
-    _log.info("job %s goes on %s", job_id, where)

@@ -120,11 +120,8 @@ class Scheduler:
                 raise
             raise UsageError(f"Program {spec.program}: its manifest is malformed ({error!r}).") from None
 
-    def submitted(self, job_id: str) -> None:
-        """Queue a job."""
-        self._queue_job(job_id)
-
-    def _queue_job(self, job_id: str, control: ClientControl | None = None) -> None:
+    def submitted(self, job_id: str, control: ClientControl | None = None) -> None:
+        """Queue a job; ``control`` has the requests of its clients in an earlier run."""
         record = self._server.store.get(job_id)
         try:
             job = Job(self._server, job_id, parse_job(record.spec_json), record.session, control)
@@ -229,7 +226,7 @@ class Scheduler:
         used: set[str] = set()
         for record in self._server.store.jobs():
             if record.job_id in jobs and not is_terminal(record.state):
-                used |= jobs[record.job_id].core.parts.fetchable
+                used |= jobs[record.job_id].core.fetchable
             used |= record.states
         return used
 
@@ -269,11 +266,11 @@ class Scheduler:
             ended = [r for r in self._jobs.values() if id(r) not in queued and not r.thread.is_alive()]
         for job in ended:
             try:
-                if job.job_log.settled():
-                    self._run_again(job)
-                    with self._lock:
-                        if self._jobs[job.job_id] is job:
-                            del self._jobs[job.job_id]
+                job.job_log.flush()
+                self._run_again(job)
+                with self._lock:
+                    if self._jobs[job.job_id] is job:
+                        del self._jobs[job.job_id]
             except NfdtError as error:
                 self._warnings.warn("the end of job %s: %s", job.job_id, error)
 
@@ -281,7 +278,7 @@ class Scheduler:
         """Queue a job again whose run was broken off, and that can go on."""
         store, artifacts = self._server.store, self._server.artifacts
         if job.broken_off and go_on(store.get(job.job_id), store, artifacts, job.broken_off):
-            self._queue_job(job.job_id, job.core.control)
+            self.submitted(job.job_id, job.core.control)
 
     def _settle(self, job: Job, *, may_start: bool) -> bool:
         """Start a job of the queue, or end it; return False while it must wait."""
@@ -313,7 +310,7 @@ class Scheduler:
             JobFailed: The time limit has passed and no slot is registered.
         """
         job, now = waiting.job, self._server.clock.now()
-        slots, topology = job.core.parts.slots, job.core.topology
+        slots, topology = job.core.slots, job.core.topology
         slots.evict_other_sessions()
         topology.start(waiting.shards)
         pool, ring, ranks = self._server.pool, slots.ring, topology.awaited_slots

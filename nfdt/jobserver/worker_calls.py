@@ -39,8 +39,7 @@ class WorkerCalls:
     """
 
     def __init__(self, core: JobCore) -> None:
-        self._core, self._parts = core, core.parts
-        self._slots, self._mailbox = core.parts.slots, core.parts.mailbox
+        self._core, self._slots, self._mailbox = core, core.slots, core.mailbox
 
     def next(self, request: pb.NextRequest, alive: Callable[[], bool]) -> pb.NextReply:
         """Process a worker's report and wait for its next instruction, up to the time in the request.
@@ -53,7 +52,7 @@ class WorkerCalls:
         self._authenticate(request)
         if self._core.spec.method == "predict" and request.evaluated.metrics:
             outputs = request.evaluated.metrics  # they would fill the memory
-            stored = self._parts.store(lambda: self._parts.server.artifacts.put(outputs))
+            stored = self._core.store(lambda: self._core.server.artifacts.put(outputs))
             request.evaluated.metrics = stored.encode()
         report = to_report(request)
         self._mailbox.handle(lambda: self._receive(request, report))
@@ -82,9 +81,16 @@ class WorkerCalls:
 
     def _answer(self, job_slot: JobSlot, request: pb.NextRequest, report: ins.Report | None) -> None:
         instruction = self._instruct(job_slot, request, report)
-        if not isinstance(instruction, ins.Wait):
-            reply = to_reply(self._with_tickets(instruction, job_slot))
-            job_slot.reply = _short(self._with_share(reply, job_slot), job_slot)
+        if isinstance(instruction, ins.Wait):
+            return
+        if isinstance(instruction, ins.Work):  # the worker shows its tickets to the shards
+            key, name = self._slots.shard_key.encode(), job_slot.name.encode()
+            tasks = [replace(t, ticket=task_ticket(key, name, t.task, t.round, t.part)) for t in instruction.tasks]
+            instruction = replace(instruction, tasks=tuple(tasks))
+        reply = to_reply(instruction)
+        if reply.HasField("begin_epoch") and (share := self._core.topology.share(job_slot.name)) is not None:
+            reply.begin_epoch.share.CopyFrom(share)
+        job_slot.reply = _short(reply, job_slot)
 
     def long_reply(self, request: pb.FetchReplyRequest) -> bytes:
         """Return the worker's answer with this number, encoded.
@@ -122,7 +128,7 @@ class WorkerCalls:
     def _authenticate(self, request: pb.NextRequest | pb.TakeRowsRequest | pb.FetchReplyRequest) -> None:
         if worker_of(self._slots.token, request.job_token) != request.worker:
             raise AuthenticationFailed(
-                f"Job {self._parts.job_id}: expected the token that {request.worker[:MAX_NAME]!r} was assigned with. "
+                f"Job {self._core.job_id}: expected the token that {request.worker[:MAX_NAME]!r} was assigned with. "
                 "Received: another one."
             )
 
@@ -138,24 +144,10 @@ class WorkerCalls:
             return ins.Wait() if request.busy else read_move(slots.move_message(job_slot))
         return training.coordinator.next(job_slot.name, report)
 
-    def _with_tickets(self, instruction: ins.Instruction, job_slot: JobSlot) -> ins.Instruction:
-        """Add the tickets of leased tasks, which the worker shows to the shards."""
-        if not isinstance(instruction, ins.Work):
-            return instruction
-        key, name = self._slots.shard_key.encode(), job_slot.name.encode()
-        tasks = [replace(t, ticket=task_ticket(key, name, t.task, t.round, t.part)) for t in instruction.tasks]
-        return replace(instruction, tasks=tuple(tasks))
-
-    def _with_share(self, reply: pb.NextReply, job_slot: JobSlot) -> pb.NextReply:
-        """Add the worker's share of the work to the beginning of an epoch."""
-        if reply.HasField("begin_epoch") and (share := self._core.topology.share(job_slot.name)) is not None:
-            reply.begin_epoch.share.CopyFrom(share)
-        return reply
-
     def _take_statistics(self, job_slot: JobSlot, text: str) -> None:
         found = parse_statistics(text)
         for decision in new_decisions(job_slot.report, found):
-            self._parts.job_log.record("codec", {"worker": job_slot.name, **decision})
+            self._core.job_log.record("codec", {"worker": job_slot.name, **decision})
         job_slot.report = found or job_slot.report
 
 
@@ -178,8 +170,7 @@ class SlotEvents:
     """
 
     def __init__(self, core: JobCore) -> None:
-        self._core, self._parts = core, core.parts
-        self._slots, self._mailbox = core.parts.slots, core.parts.mailbox
+        self._core, self._slots, self._mailbox = core, core.slots, core.mailbox
 
     def receive(self, slot: PoolSlot, kind: SlotMessageKind, message: pb.SlotMessage | None) -> None:
         """Process one message; a :data:`~nfdt.jobserver.pool_slot.SlotListener`."""
@@ -189,12 +180,12 @@ class SlotEvents:
             self._mailbox.start(partial(self._hand_over, slot), f"end of {slot.name}")
         elif message is not None and kind in ("output", "spans"):
             if job_slot := self._mailbox.read(lambda: self._slots.job_slot_of(slot)):
-                self._parts.job_log.note(job_slot.name, message)
+                self._core.job_log.note(job_slot.name, message)
         else:
             self._mailbox.handle(lambda: self._take(slot, message))
 
     def _lose(self, slot: PoolSlot) -> None:
-        how = self._parts.server.end_of(slot.hello)
+        how = self._core.server.end_of(slot.hello)
 
         def lose() -> None:
             job_slot = self._member(slot)
@@ -220,14 +211,14 @@ class SlotEvents:
         try:
             training.recovery.take()
         except NfdtError as error:  # the shards go on from the snapshot before
-            _log.warning("job %s: no last snapshot of %s: %s", self._parts.job_id, job_slot.name, error)
+            _log.warning("job %s: no last snapshot of %s: %s", self._core.job_id, job_slot.name, error)
 
         def leave() -> bool:
             leaves = job_slot.slot is slot and not job_slot.failing_over and not self._core.ended
             return leaves and self._core.topology.lost(job_slot, "its process was asked to end")
 
         if self._mailbox.handle(leave):
-            self._parts.server.pool.release(slot, self._parts.job_id)
+            self._core.server.pool.release(slot, self._core.job_id)
 
     def _take(self, slot: PoolSlot, message: pb.SlotMessage | None) -> None:
         """Note the address of a shard that is ready, or the end of a slot's work."""

@@ -86,6 +86,8 @@ class PageSource:
 class Pages:
     """Request handlers. Each finds the holder of the cookie or the token that came with its request.
 
+    Handlers that are no coroutines may block: Starlette calls them on threads.
+
     Args:
         source: Parts of the server.
         sessions: Links and cookies.
@@ -148,7 +150,7 @@ class Pages:
 
     # ---- the page
 
-    async def _open(self, request: Request) -> Response:
+    def _open(self, request: Request) -> Response:
         """Exchange a link for a cookie."""
         cookie = self._sessions.redeem(request.query_params.get("key", ""))
         if cookie is None:
@@ -160,27 +162,22 @@ class Pages:
         answer.set_cookie(self._cookie, cookie, max_age=lasts_s, httponly=True, samesite="strict", secure=self._secure)
         return answer
 
-    async def _page(self, request: Request) -> Response:
+    def _page(self, request: Request) -> Response:
         if self._find_holder(request) is None:
             return HTMLResponse(_CLOSED, 401)
         return HTMLResponse((STATIC / "index.html").read_text(encoding="utf-8"))
 
     # ---- jobs
 
-    async def _list(self, request: Request) -> Response:
-        holder = self._holder(request, "List")
-        found = await asyncio.to_thread(self._described, holder)
-        return JSONResponse(found)
-
-    def _described(self, holder: Holder) -> list[dict[str, Any]]:
-        places = self._source.runner.places()
+    def _list(self, request: Request) -> Response:
+        holder, places = self._holder(request, "List"), self._source.runner.places()
         seen = [record for record in self._source.store.jobs() if holder.sees(record.owner)]
-        return [describe_job(record, self._parse(record.spec_json), places) for record in seen]
+        return JSONResponse([describe_job(record, self._parse(record.spec_json), places) for record in seen])
 
-    async def _show(self, request: Request) -> Response:
+    def _show(self, request: Request) -> Response:
         record = self._record(request, "Show")
         may_act = self._holder(request, "Show").may_call(f"{_JOBS}Control")
-        program = await asyncio.to_thread(describe_program, record, self._source.artifacts)
+        program = describe_program(record, self._source.artifacts)
         job = describe_job(record, self._parse(record.spec_json), self._source.runner.places())
         return JSONResponse({**job, **program, "may_act": may_act, "fields": FIELDS})
 
@@ -217,18 +214,14 @@ class Pages:
                 quiet_s += POLL_S
             ended = is_terminal(self._source.store.get(job_id).state)
 
-    async def _weights(self, request: Request) -> Response:
+    def _weights(self, request: Request) -> Response:
         record = self._record(request, "Download")
-        data = await asyncio.to_thread(self._read_weights, record)
-        name = f"{record.job_id}.npz"
-        headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+        state = self._source.runner.snapshot(record.job_id).artifact
+        data = weights_file(record, self._source.artifacts, state)
+        headers = {"Content-Disposition": f'attachment; filename="{record.job_id}.npz"'}
         return Response(data, headers=headers, media_type="application/zip")
 
-    def _read_weights(self, record: JobRecord) -> bytes:
-        state = self._source.runner.snapshot(record.job_id).artifact
-        return weights_file(record, self._source.artifacts, state)
-
-    async def _act(self, request: Request) -> Response:
+    def _act(self, request: Request) -> Response:
         """Stop a job after the work under way, or cancel it; other sites cannot send the header that this needs."""
         actions: dict[str, dict[str, Any]] = {
             "stop": {"stop_training": pb.StopTraining()},
@@ -240,13 +233,11 @@ class Pages:
         record, holder = self._record(request, "Control"), self._holder(request, "Control")
         peer = f"{request.client.host}:{request.client.port}" if request.client else ""
         self._source.audit.write(name, holder, peer, record.job_id)
-        control = pb.ControlRequest(job_id=record.job_id, **actions[name])
-        await asyncio.to_thread(self._source.runner.control, control)
+        self._source.runner.control(pb.ControlRequest(job_id=record.job_id, **actions[name]))
         return JSONResponse({})
 
-    async def _metrics(self, request: Request) -> Response:
-        holder = self._holder(request, "List")
-        text, kind = await asyncio.to_thread(render_metrics, self._source.store, self._source.runner, holder)
+    def _metrics(self, request: Request) -> Response:
+        text, kind = render_metrics(self._source.store, self._source.runner, self._holder(request, "List"))
         return Response(text, media_type=kind)
 
 

@@ -63,9 +63,6 @@ class Log(list):
     def write(self, level, text):
         self.append(text)
 
-    def ring_messages(self, stalls, texts):
-        self.extend(texts)
-
 
 def make(name: str) -> Topology:
     """Return the topology of a job that waits for its slots."""

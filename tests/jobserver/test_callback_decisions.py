@@ -139,8 +139,9 @@ def test_shards_that_are_lost_after_a_restored_epoch_have_its_weights_too(lost, 
         recovery=SimpleNamespace(renew=renew),
     )
     spec = SimpleNamespace(callbacks=CallbacksSpec(members=(), state="", kept={0: kept}), fit=SimpleNamespace(epochs=9))
-    parts = SimpleNamespace(mailbox=mailbox, slots=slots, server=SimpleNamespace(artifacts=artifacts))
-    core = JobCore(parts, None, SimpleNamespace(spec=spec), ClientControl(False, 0.0))
+    server = SimpleNamespace(artifacts=artifacts)
+    core = JobCore(server, "job", slots, None, set(), None, mailbox, None, ClientControl(False, 0.0))
+    core.topology = SimpleNamespace(spec=spec)
     DecisionHandler(core, training).carry_out(1, CallbackDecision("", kept=(0,), restored=0))
     assert written == [7.0] * (1 + lost)
     assert stored == [0, 1][: 1 + lost]

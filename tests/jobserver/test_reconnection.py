@@ -240,7 +240,7 @@ def test_only_its_worker_fetches_a_long_answer_and_only_the_last(cluster, relay,
     job = client.submit(client.spec(epochs=1, workers=1))
     assert gate.reached.wait(DEADLINE_S)
     found = cluster.server.scheduler.job_of(job)
-    number = found.core.parts.slots.workers["worker-0"].long_replies
+    number = found.core.slots.workers["worker-0"].long_replies
     request = pb.FetchReplyRequest(job_id=job, worker="worker-0", number=number)
     with pytest.raises(AuthenticationFailed, match="worker-0"):
         found.workers.long_reply(request)

@@ -318,7 +318,7 @@ class World:
             if self.job.broken_off and self._goes_on(self.job.broken_off):
                 self.control = self.job.core.control
                 self._queue(self.server)
-        slots = self.job.core.parts.slots
+        slots = self.job.core.slots
         free = {role: self.pool.attending(role)[1] for role in ("shard", "worker")}
         if not self.begun and not self.ended and free["shard"] >= SHARDS and free["worker"] >= 1:
             slots.evict_other_sessions()

@@ -10,16 +10,15 @@ from nfdt.coordinator.failover import FailoverMachine, Resume
 from nfdt.coordinator.topology_view import ALLREDUCE, TopologyView
 from nfdt.core.errors import JobFailed
 from nfdt.core.specs.job import JobSpec
-from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job_parts import JobParts
 from nfdt.jobserver.job_slot import JobSlot
 from nfdt.jobserver.outcome import explained
-from nfdt.jobserver.ring_makers import admit_rings
 from nfdt.jobserver.shard_clients import ShardClients
 from nfdt.jobserver.topologies.base import Topology
 from nfdt.jobserver.topologies.failover import Failover, MovingShards
-from nfdt.jobserver.topologies.slot_supply import SlotNeed, WorkerReplacement, check_supply, launch_workers
+from nfdt.jobserver.topologies.slot_supply import SlotNeed, WorkerReplacement, launch_workers
 from nfdt.launch.horovod_command import RingShape
+from nfdt.launch.horovod_log import describe
 from nfdt.launch.ring import Ring, RingMaker
 
 FAILOVER_S = 60.0  # time for a new leader in addition to the ring's own time limit
@@ -39,11 +38,6 @@ class AllreduceTopology(Topology):
         self.ring: Ring | None = None
         self._failover: LeaderFailover | None = None
         self._replacement = WorkerReplacement(parts, self.view.slots_wanted(spec))
-
-    @classmethod
-    def admit(cls, server: ServerContext, spec: JobSpec) -> None:
-        """Refuse a job whose ring this server cannot or may not launch."""
-        admit_rings(server, spec)
 
     def start(self, shards: int) -> None:
         """Claim the job's ring, which starts in the background."""
@@ -71,7 +65,7 @@ class AllreduceTopology(Topology):
     def give_up(self, short: Sequence[SlotNeed], *, late: bool) -> None:
         """Fail if there are too few slots for the ranks, or the ranks do not start in time."""
         if self.awaited_slots:
-            check_supply(self.parts.server, self.spec, short, late=late, all_at_once=True)
+            super().give_up(short, late=late)
         elif late and self.ring is not None:
             raise JobFailed(
                 f"The ranks did not come up within {self.spec.start_timeout_s:g} s; see {self.ring.log}. "
@@ -89,7 +83,11 @@ class AllreduceTopology(Topology):
     def report(self) -> None:
         """Copy the ring's warnings into the job's log."""
         if self.ring is not None:
-            self.parts.job_log.ring_messages(*self.ring.messages())
+            stalls, texts = self.ring.messages()
+            for stall in stalls:
+                self.parts.job_log.record("stalled", describe(stall))
+            for text in texts:
+                self.parts.job_log.write("warning", text)
 
     def replace_lost(self, coordinator: Coordinator, now: float) -> None:
         """Fail the job if the ring's leader is permanently lost."""

@@ -13,9 +13,10 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job_parts import JobParts
 from nfdt.jobserver.job_slot import JobSlot
+from nfdt.jobserver.ring_makers import admit_rings
 from nfdt.jobserver.shard_clients import ShardClients
 from nfdt.jobserver.topologies.shard_recovery import ShardRecovery
-from nfdt.jobserver.topologies.slot_supply import SlotNeed
+from nfdt.jobserver.topologies.slot_supply import SlotNeed, check_supply
 from nfdt.schedulers.group_shares import FixedSizes
 
 
@@ -53,7 +54,8 @@ class Topology(ABC):
             UsageError: A requirement of the topology is missing here.
             PolicyRefused: The job requests more than this server allows.
         """
-        return None
+        if cls.view.launched:
+            admit_rings(server, spec)
 
     # ---- start
 
@@ -70,9 +72,8 @@ class Topology(ABC):
         """Number of worker slots for ranks that the job waits for before its leaders can register; 0 for none."""
         return 0
 
-    @abstractmethod
     def give_up(self, short: Sequence[SlotNeed], *, late: bool) -> None:
-        """End a job that cannot get its slots.
+        """End a job that cannot get its slots. Ranks can begin only together, other workers with what is there.
 
         Args:
             short: Needs for which too few slots are registered.
@@ -81,6 +82,7 @@ class Topology(ABC):
         Raises:
             JobFailed: No more slots can be expected.
         """
+        check_supply(self.parts.server, self.spec, short, late=late, all_at_once=self.view.launched)
 
     def form(self) -> None:
         """Start the parts that are required before training."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from nfdt.coordinator.coordinator import Coordinator
@@ -20,13 +20,7 @@ from nfdt.jobserver.shard_clients import ShardClients
 from nfdt.jobserver.topologies.base import Topology
 from nfdt.jobserver.topologies.groups import GroupsTopology
 from nfdt.jobserver.topologies.shard_recovery import ShardRecovery
-from nfdt.jobserver.topologies.slot_supply import (
-    SlotNeed,
-    WorkerReplacement,
-    check_supply,
-    launch_shards,
-    launch_workers,
-)
+from nfdt.jobserver.topologies.slot_supply import WorkerReplacement, launch_shards, launch_workers
 from nfdt.planning import PlanChoice
 
 
@@ -45,10 +39,6 @@ class FlatTopology(Topology):
         """Make the server's launcher start missing slots."""
         launch_shards(self.parts.server, shards)
         launch_workers(self.parts.server, self.spec, self.spec.cluster.workers)
-
-    def give_up(self, short: Sequence[SlotNeed], *, late: bool) -> None:
-        """Fail if the launcher cannot start slots, or none is registered."""
-        check_supply(self.parts.server, self.spec, short, late=late)
 
     def connect(self, connect: Callable[[], ShardClients], coordinator: Coordinator) -> ShardClients:
         """Return a client that continues with restored shards."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -14,15 +13,13 @@ from nfdt.core.errors import JobFailed
 from nfdt.core.specs.horovod_options import RingElastic
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job_parts import JobParts
 from nfdt.jobserver.job_slot import JobSlot
 from nfdt.jobserver.outcome import SlotError, explained
-from nfdt.jobserver.ring_makers import admit_rings
 from nfdt.jobserver.shard_clients import ShardClients
 from nfdt.jobserver.topologies.base import Topology
 from nfdt.jobserver.topologies.group_recovery import GroupRecovery
-from nfdt.jobserver.topologies.slot_supply import SlotNeed, check_supply, launch_shards, launch_workers
+from nfdt.jobserver.topologies.slot_supply import launch_shards, launch_workers
 from nfdt.jobserver.worker_statistics import RECENT, RING
 from nfdt.launch.horovod_command import RingShape
 from nfdt.launch.ring import Ring
@@ -66,11 +63,6 @@ class GroupsTopology(Topology):
         self.sizes = FixedSizes(spec.fit.batch_size) if spec.train.kind == "arrays" else None
         self._learning_rate: float | None = None
 
-    @classmethod
-    def admit(cls, server: ServerContext, spec: JobSpec) -> None:
-        """Refuse a job whose rings this server cannot or may not launch."""
-        admit_rings(server, spec)
-
     # ---- start
 
     def start(self, shards: int) -> None:
@@ -87,10 +79,6 @@ class GroupsTopology(Topology):
         if self.awaited_slots:
             launch_workers(self.parts.server, self.spec, self.spec.cluster.workers)
         launch_shards(self.parts.server, shards)
-
-    def give_up(self, short: Sequence[SlotNeed], *, late: bool) -> None:
-        """Fail if there are no shards, or too few slots for the ranks."""
-        check_supply(self.parts.server, self.spec, short, late=late, all_at_once=True)
 
     def _place(self) -> bool:
         """Find machines for the members; the members of one machine are measured together."""

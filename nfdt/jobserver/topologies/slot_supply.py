@@ -47,7 +47,7 @@ def launch_workers(server: ServerContext, spec: JobSpec, wanted: int) -> None:
 
 
 def check_supply(
-    server: ServerContext, spec: JobSpec, short: Sequence[SlotNeed], *, late: bool, all_at_once: bool = False
+    server: ServerContext, spec: JobSpec, short: Sequence[SlotNeed], *, late: bool, all_at_once: bool
 ) -> None:
     """Raise JobFailed if no more slots can be expected; see :meth:`Topology.give_up`.
 
