@@ -79,7 +79,7 @@ class ClientControl:
             raise UsageError(f"learning_rate: expected a number >= 0. Received: {value}.")
         self.learning_rate = value
 
-    def take_stop(self) -> bool:
+    def pop_stop(self) -> bool:
         """Return whether the client has requested a clean end; True once per request."""
         wanted, self.stop_training = self.stop_training, False
         return wanted

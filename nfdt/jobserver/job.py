@@ -84,7 +84,7 @@ class Job:
         training = None if self.core.ended else self.core.training
         if training is not None and training.recovery is not None:
             with contextlib.suppress(NfdtError):  # the next server goes on from the snapshot before
-                training.recovery.take()
+                training.recovery.store_snapshot()
 
     def stop_with_server(self) -> None:
         """End the job because the server stops."""
@@ -119,7 +119,7 @@ class Job:
     def _run(self) -> None:
         outcome: JobOutcome | None = None
         try:
-            self.mailbox.begin()
+            self.mailbox.claim_thread()
             TrainingLoop(self.core, start_training(self.core)).run()
             outcome = JobOutcome("succeeded")
         except BaseException as error:
@@ -143,7 +143,7 @@ def start_training(core: JobCore) -> ActiveTraining:
         JobFailed: A part does not start in time.
     """
     mailbox, slots, spec = core.mailbox, core.slots, core.spec
-    core.job_log.begin("starting")
+    core.job_log.enter("starting")
     core.job_log.record("data", {"where": spec.train.where, "reason": spec.train.reason})
 
     def start_shards() -> None:
@@ -177,7 +177,7 @@ def start_training(core: JobCore) -> ActiveTraining:
         mailbox.call(lambda: core.set_learning_rate(training, rate))
     while mailbox.wait(admit, POLL_S) is None:
         pass
-    core.job_log.begin("running")
+    core.job_log.enter("running")
     return training
 
 

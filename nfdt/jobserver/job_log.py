@@ -126,7 +126,7 @@ class JobLog:
         with self._lock:
             self._write_all()
 
-    def begin(self, state: JobState) -> None:
+    def enter(self, state: JobState) -> None:
         """Store the job's next state."""
         self._write(partial(self._transition, JobOutcome(state), self._store.now()))
 

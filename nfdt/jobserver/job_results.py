@@ -124,7 +124,7 @@ class JobResults:
         counts = core.mailbox.call(training.shards.statistics)
         core.job_log.result(artifact, self._statistics(counts), core.spec.method)
         if training.recovery is not None:
-            training.recovery.forget()
+            training.recovery.delete_snapshot()
 
     def _report_refused(self, statistics: Mapping[str, Mapping[str, Any]]) -> None:
         """Warn per epoch about workers whose pushes the shards refused."""

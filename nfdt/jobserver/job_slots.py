@@ -127,7 +127,7 @@ class JobSlots:
         return len(self.shards)
 
     def _take_shards(self, count: int) -> list[PoolSlot]:
-        return self.server.pool.take(
+        return self.server.pool.assign(
             self._user,
             "shard",
             count,
@@ -139,7 +139,7 @@ class JobSlots:
     def acquire_workers(self, count: int) -> list[JobSlot]:
         """Take free worker slots for up to ``count`` more workers, which get new numbers."""
         pool, most = self.server.pool, min(count, self.may_join)
-        taken = pool.take(self._user, "worker", most, ring=self.ring, accepts=self.accepts, order=self._preferred)
+        taken = pool.assign(self._user, "worker", most, ring=self.ring, accepts=self.accepts, order=self._preferred)
         return [self._add(slot) for slot in taken]
 
     @property
@@ -159,13 +159,13 @@ class JobSlots:
         self._quick_deaths += 1
         return self._quick_deaths >= QUICK_DEATHS and all(s.index >= self._newcomers for s in self.living())
 
-    def take_ranks(self, choose: SlotChoice, listener: SlotListener) -> list[PoolSlot]:
+    def assign_ranks(self, choose: SlotChoice, listener: SlotListener) -> list[PoolSlot]:
         """Take the free worker slots that a function chooses for the ranks of a ring, with their own listener."""
-        return self.server.pool.take_chosen(replace(self._user, listener=listener), "worker", choose)
+        return self.server.pool.assign_chosen(replace(self._user, listener=listener), "worker", choose)
 
     def acquire_leader(self, ring: Ring) -> JobSlot | None:
         """Take the slot of a group's rank 0, if it is registered."""
-        taken = self.server.pool.take(self._user, "worker", 1, ring=ring.name)
+        taken = self.server.pool.assign(self._user, "worker", 1, ring=ring.name)
         return self._add(taken[0], ring.shape.members) if taken else None
 
     def _add(self, slot: PoolSlot, members: tuple[int, ...] = ()) -> JobSlot:
@@ -181,7 +181,7 @@ class JobSlots:
             return False
         for job_slot in (shard, worker):
             role: Role = "shard" if job_slot is shard else "worker"
-            (slot,) = pool.take(self._user, role, 1, ring=ring)
+            (slot,) = pool.assign(self._user, role, 1, ring=ring)
             job_slot.slot, job_slot.address, job_slot.failing_over, job_slot.call = slot, "", False, 0
         return True
 

@@ -175,7 +175,7 @@ def serve(options: ServerOptions) -> RunningServer:
     )
     jobs_pb2_grpc.add_JobsServicer_to_server(jobs, server)
     workers_pb2_grpc.add_WorkersServicer_to_server(WorkersService(context, scheduler), server)
-    scheduler.take_up()
+    scheduler.requeue_unfinished()
     server.start()
     if launcher is not None:
         launcher.ensure("shard", options.shards)

@@ -19,16 +19,16 @@ _log = logging.getLogger(__name__)
 MOST_RESTARTS = 3  # consecutive number of restarts without the end of an epoch, after which a job fails
 
 
-def take_up(store: JobStore, artifacts: ArtifactStore) -> list[str]:
+def requeue_unfinished(store: JobStore, artifacts: ArtifactStore) -> list[str]:
     """Queue the jobs that an earlier server left behind, and fail those that cannot go on.
 
     Returns:
         The jobs to run, oldest first.
     """
-    return [record.job_id for record in store.jobs(ACTIVE) if go_on(record, store, artifacts, RESTARTED)]
+    return [record.job_id for record in store.jobs(ACTIVE) if requeue(record, store, artifacts, RESTARTED)]
 
 
-def go_on(record: JobRecord, store: JobStore, artifacts: ArtifactStore, why: str) -> bool:
+def requeue(record: JobRecord, store: JobStore, artifacts: ArtifactStore, why: str) -> bool:
     """Queue a job again whose run was broken off; return whether there is something left to run.
 
     A job that cannot go on fails; one whose epochs are all trained ends with its result.
@@ -46,7 +46,7 @@ def go_on(record: JobRecord, store: JobStore, artifacts: ArtifactStore, why: str
         if record.checkpoint_artifact and (record.checkpoint_epochs or 0) >= spec.fit.epochs:
             _succeed(record, record.checkpoint_artifact, store)
             return False
-        _take_up(record, spec, store, artifacts, why)
+        _requeue_trained(record, spec, store, artifacts, why)
     except NfdtError as error:
         store.transition(record.job_id, "failed", reason=f"{why}: {error}")
         return False
@@ -60,7 +60,7 @@ def _succeed(record: JobRecord, state: str, store: JobStore) -> None:
     store.transition(record.job_id, "succeeded")
 
 
-def _take_up(record: JobRecord, spec: JobSpec, store: JobStore, artifacts: ArtifactStore, why: str) -> None:
+def _requeue_trained(record: JobRecord, spec: JobSpec, store: JobStore, artifacts: ArtifactStore, why: str) -> None:
     """Queue a job that was training: from its newest intact state, else from its beginning."""
     states = [state for state in stored_states(record, spec, fed=True) if _is_intact(state, artifacts)]
     if damaged := [name for name in sorted(artifact_names(spec)) if not artifacts.intact(name)]:

@@ -1,4 +1,4 @@
-"""Assignment of slots to jobs: first come, first served, while slots that do not exist hold up no other job."""
+"""Assignment of slots to jobs: first come, first served, but a job whose slots do not exist holds up no other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nfdt.jobserver.client_control import ClientControl
 from nfdt.jobserver.context import ServerContext, check_capacity
 from nfdt.jobserver.job import Job
 from nfdt.jobserver.outcome import outcome_of
-from nfdt.jobserver.restart import go_on, take_up
+from nfdt.jobserver.restart import requeue, requeue_unfinished
 from nfdt.jobserver.ring_makers import takes_slots
 from nfdt.jobserver.topologies import topology_class
 from nfdt.jobserver.topologies.base import Topology
@@ -38,12 +38,12 @@ PASSED_AFTER_S = 10.0  # time without enough registered slots after which later 
 
 @dataclass
 class _WaitingJob:
-    """Job in the queue that has been considered.
+    """What the dispatcher knows of a job in the queue.
 
     Attributes:
         job: The job.
         shards: Number of its shards.
-        stall: Its stall watch.
+        stall: Watch that reports a long wait in the job's log.
         short_since: Time since which too few slots are registered for it; None: enough are.
         may_be_passed: Whether later jobs may take free slots before it.
     """
@@ -68,9 +68,9 @@ class Scheduler:
         self._warnings = Seldom(_log)
         self._thread = threading.Thread(target=self._dispatch, name="scheduler", daemon=True)
 
-    def take_up(self) -> None:
-        """Queue the unfinished jobs of an earlier server; clients may call from then on."""
-        for job_id in take_up(self._server.store, self._server.artifacts):
+    def requeue_unfinished(self) -> None:
+        """Queue the unfinished jobs of an earlier server. Clients may call afterwards."""
+        for job_id in requeue_unfinished(self._server.store, self._server.artifacts):
             self.submitted(job_id)
 
     def start(self) -> None:
@@ -78,7 +78,7 @@ class Scheduler:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop all jobs without storing their end; the next server settles them."""
+        """Stop all jobs without storing their end: the next server resumes them."""
         with self._lock:
             self._stopping = True
             jobs = list(self._jobs.values())
@@ -246,12 +246,12 @@ class Scheduler:
 
         A job that waits for busy slots, or for processes that are being started, is not passed by later ones.
         """
-        self._forget_ended()
+        self._drop_ended()
         with self._lock:
             queue = list(self._queue)
         may_start = True
         for job in queue:
-            if self._settle(job, may_start=may_start):
+            if self._start_or_end(job, may_start=may_start):
                 with self._lock:
                     self._queue.remove(job)
                 self._waiting.pop(job.job_id, None)
@@ -259,7 +259,7 @@ class Scheduler:
             may_start = may_start and self._waiting[job.job_id].may_be_passed
         return False
 
-    def _forget_ended(self) -> None:
+    def _drop_ended(self) -> None:
         """Drop the jobs that have ended; a job whose end could not be stored remains until it is."""
         with self._lock:
             queued = set(map(id, self._queue))
@@ -277,10 +277,10 @@ class Scheduler:
     def _run_again(self, job: Job) -> None:
         """Queue a job again whose run was broken off, and that can go on."""
         store, artifacts = self._server.store, self._server.artifacts
-        if job.broken_off and go_on(store.get(job.job_id), store, artifacts, job.broken_off):
+        if job.broken_off and requeue(store.get(job.job_id), store, artifacts, job.broken_off):
             self.submitted(job.job_id, job.core.control)
 
-    def _settle(self, job: Job, *, may_start: bool) -> bool:
+    def _start_or_end(self, job: Job, *, may_start: bool) -> bool:
         """Start a job of the queue, or end it; return False while it must wait."""
         try:
             if (stop := job.mailbox.cause) is not None:

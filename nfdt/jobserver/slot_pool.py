@@ -128,7 +128,7 @@ class SlotPool:
         if listener is not None:
             listener(slot, kind, message)
 
-    def take(
+    def assign(
         self,
         user: SlotUser,
         role: Role,
@@ -155,10 +155,10 @@ class SlotPool:
         with self._changed:
             if count > 0:
                 self.evict_other_sessions(role, user.session, ring)
-            return self.take_chosen(user, role, choose, ring)
+            return self.assign_chosen(user, role, choose, ring)
 
-    def take_chosen(self, user: SlotUser, role: Role, choose: SlotChoice, ring: str = "") -> list[PoolSlot]:
-        """Assign the free slots that a function chooses to a job; see :meth:`take`."""
+    def assign_chosen(self, user: SlotUser, role: Role, choose: SlotChoice, ring: str = "") -> list[PoolSlot]:
+        """Assign the free slots that a function chooses to a job; see :meth:`assign`."""
         with self._changed:
             taken = list(choose(self._free(role, ring), self._spare(role, ring, user.job_id)))
             for slot in taken:

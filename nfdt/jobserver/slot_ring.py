@@ -167,11 +167,11 @@ class SlotRing:
                     self._joined.add(rank)
                     self._changed.notify_all()
             case "failed", pb.SlotMessage():
-                self._take_failure(rank, message.failed)
+                self._fail_by_rank(rank, message.failed)
             case _:  # on a thread of gRPC, which must not wait for the process to end
                 threading.Thread(target=self._lose, args=(rank, slot), name=f"end of {slot.name}", daemon=True).start()
 
-    def _take_failure(self, rank: int, failed: pb.SlotFailed) -> None:
+    def _fail_by_rank(self, rank: int, failed: pb.SlotFailed) -> None:
         error = SlotError("the ring", failed, self.shape.members)
         if error.lost_connection:  # the end of another rank is the better explanation
             with self._changed:

@@ -180,7 +180,7 @@ class SlotRings:
         while not ring.ended:
             self._renew_slots()
             elsewhere = self.spans_machines and time.monotonic() - began >= RETURN_S
-            slots = self._slots.take_ranks(partial(self._choose, ring, elsewhere), ring.receive)
+            slots = self._slots.assign_ranks(partial(self._choose, ring, elsewhere), ring.receive)
             if slots:
                 return slots
             pool.wait(TAKE_POLL_S)

@@ -95,7 +95,7 @@ class TrainingLoop(EffectHandler):
         effects = coordinator.drain()
         if effects or self._core.readers:
             return effects
-        if self._core.control.take_stop():
+        if self._core.control.pop_stop():
             self._mailbox.handle(coordinator.stop_training)
         self._proceed()
         return coordinator.drain()

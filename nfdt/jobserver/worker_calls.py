@@ -63,7 +63,7 @@ class WorkerCalls:
         job_slot = self._slots.workers.get(request.worker)
         if job_slot is not None and not 0 < request.call <= job_slot.call:
             job_slot.call, job_slot.reply = request.call, None
-            self._take_statistics(job_slot, request.statistics_json)
+            self._record_statistics(job_slot, request.statistics_json)
             self._answer(job_slot, request, report)
 
     def _reply(self, request: pb.NextRequest, alive: Callable[[], bool]) -> pb.NextReply | None:
@@ -144,7 +144,7 @@ class WorkerCalls:
             return ins.Wait() if request.busy else read_move(slots.move_message(job_slot))
         return training.coordinator.next(job_slot.name, report)
 
-    def _take_statistics(self, job_slot: JobSlot, text: str) -> None:
+    def _record_statistics(self, job_slot: JobSlot, text: str) -> None:
         found = parse_statistics(text)
         for decision in new_decisions(job_slot.report, found):
             self._core.job_log.record("codec", {"worker": job_slot.name, **decision})
@@ -182,7 +182,7 @@ class SlotEvents:
             if job_slot := self._mailbox.read(lambda: self._slots.job_slot_of(slot)):
                 self._core.job_log.note(job_slot.name, message)
         else:
-            self._mailbox.handle(lambda: self._take(slot, message))
+            self._mailbox.handle(lambda: self._record(slot, message))
 
     def _lose(self, slot: PoolSlot) -> None:
         how = self._core.server.end_of(slot.hello)
@@ -209,7 +209,7 @@ class SlotEvents:
         if training is None or training.recovery is None or job_slot not in self._slots.shards:
             return
         try:
-            training.recovery.take()
+            training.recovery.store_snapshot()
         except NfdtError as error:  # the shards go on from the snapshot before
             _log.warning("job %s: no last snapshot of %s: %s", self._core.job_id, job_slot.name, error)
 
@@ -220,7 +220,7 @@ class SlotEvents:
         if self._mailbox.handle(leave):
             self._core.server.pool.release(slot, self._core.job_id)
 
-    def _take(self, slot: PoolSlot, message: pb.SlotMessage | None) -> None:
+    def _record(self, slot: PoolSlot, message: pb.SlotMessage | None) -> None:
         """Note the address of a shard that is ready, or the end of a slot's work."""
         job_slot = self._member(slot)
         if job_slot is None or message is None:

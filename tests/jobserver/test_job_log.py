@@ -85,8 +85,8 @@ def clock() -> ManualClock:
 @pytest.fixture
 def job_log(store, artifacts, clock) -> JobLog:
     job_log = JobLog(store, artifacts, "job", frozenset(), clock)
-    job_log.begin("starting")
-    job_log.begin("running")
+    job_log.enter("starting")
+    job_log.enter("running")
     return job_log
 
 

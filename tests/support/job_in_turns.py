@@ -29,7 +29,7 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.tasks import TaskNumbers
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job import Job
-from nfdt.jobserver.restart import go_on
+from nfdt.jobserver.restart import requeue
 from nfdt.jobserver.shard_clients import ShardSnapshot
 from nfdt.jobserver.slot_pool import SlotPool
 from nfdt.model.program.state import State, dump_state, load_state
@@ -327,7 +327,7 @@ class World:
             self.begun = True
 
     def _goes_on(self, why: str) -> bool:
-        return go_on(self.store.get(JOB), self.store, self.artifacts, why)
+        return requeue(self.store.get(JOB), self.store, self.artifacts, why)
 
     def permit(self, epoch: int, until: int) -> None:
         """Let an epoch begin or go on up to a step; 0: to its end."""

@@ -38,7 +38,7 @@ class GroupRecovery:
         """Groups that are forming again."""
         return list(self._since)
 
-    def begin(self, members: Members, now: float) -> bool:
+    def form_again(self, members: Members, now: float) -> bool:
         """Return whether a group whose ring has ended should be formed again."""
         self._since.pop(members, None)
         if not self.rings.forms_again or self._attempts[members] >= MOST_ATTEMPTS:

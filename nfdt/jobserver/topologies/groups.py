@@ -281,7 +281,7 @@ class GroupsTopology(Topology):
             return []
         for members, ring in list(self._rings_of.items()):
             if ring.failure and members not in self._given_up:
-                self._replace(members, ring, members if self._recovery.begin(members, now) else ())
+                self._replace(members, ring, members if self._recovery.form_again(members, now) else ())
             elif (rest := self._recovery.shrink(members, ring, now)) != members:
                 self._replace(members, ring, rest)
         ready = []
