@@ -18,7 +18,6 @@ from nfdt.jobserver.job_core import ActiveTraining, JobCore, StateComposer, make
 from nfdt.jobserver.job_slot import ShardState
 from nfdt.jobserver.mailbox import POLL_S, ServerStopping
 from nfdt.jobserver.outcome import JobOutcome, PartLost, outcome_of
-from nfdt.jobserver.shard_clients import ShardClients, connect_shards
 from nfdt.jobserver.training_loop import TrainingLoop
 from nfdt.jobserver.worker_calls import SlotEvents, WorkerCalls
 
@@ -183,15 +182,11 @@ def start_training(core: JobCore) -> ActiveTraining:
 
 def _assemble(core: JobCore) -> ActiveTraining:
     """Connect to the shards, and make the coordinator."""
-    slots, topology, artifacts = core.slots, core.topology, core.server.artifacts
+    topology, artifacts = core.topology, core.server.artifacts
     merger = merger_of(core.manifest, artifacts)
     spec = topology.coordinator_spec().model_copy(update={"attended": True})  # the job permits each epoch
     policy = topology.view.policy(topology.spec)
     coordinator = Coordinator(spec, policy, core.server.clock, merger, topology.sizes, restorable=topology.restores)
 
-    def connect() -> ShardClients:
-        addresses = [job_slot.address for job_slot in slots.shards]
-        return connect_shards(addresses, core.manifest, slots.shard_key, authority=slots.shard_ca)
-
-    shards = topology.connect(connect, coordinator)
+    shards = topology.connect(coordinator)
     return ActiveTraining(shards, StateComposer(shards, merger, artifacts), coordinator, topology.recovery)

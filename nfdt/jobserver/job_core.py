@@ -108,7 +108,6 @@ class JobCore(JobParts):
     """Core of one job: its parts and its state. Only messages and the job's own thread use what changes.
 
     Attributes:
-        manifest: Manifest of its program.
         control: Requests of the clients.
         topology: Topology of the job; another one after a switch.
         training: Parts that exist once the shards serve; None before.
@@ -117,7 +116,6 @@ class JobCore(JobParts):
         ended: Whether the job is over.
     """
 
-    manifest: Manifest
     control: ClientControl
     topology: Topology = field(init=False)
     training: ActiveTraining | None = None

@@ -12,7 +12,9 @@ from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job_log import LIMIT_S, PAUSE_S, DiskPatience, JobLog
 from nfdt.jobserver.job_slots import JobSlots
 from nfdt.jobserver.mailbox import Mailbox
+from nfdt.jobserver.shard_clients import ShardClients, connect_shards
 from nfdt.launch.ring import RingMaker
+from nfdt.model.program.manifest import Manifest
 
 START_POLL_S = 0.2  # interval of checks for the parts that must start
 START_TIMEOUT_S = 180.0  # limit for shards, and for the rings of groups
@@ -30,6 +32,7 @@ class JobParts:
         fetchable: Names of the artifacts that the job's slots may fetch.
         rings: Maker of the job's rings; None: the server can make none.
         mailbox: Messages of the job.
+        manifest: Manifest of its program.
     """
 
     server: ServerContext
@@ -39,6 +42,12 @@ class JobParts:
     fetchable: set[str]
     rings: RingMaker | None
     mailbox: Mailbox
+    manifest: Manifest
+
+    def connect_shards(self) -> ShardClients:
+        """Return a client of the shards at their current addresses."""
+        addresses = [job_slot.address for job_slot in self.slots.shards]
+        return connect_shards(addresses, self.manifest, self.slots.shard_key, authority=self.slots.shard_ca)
 
     def wait_for(self, missing: Callable[[], list[str]]) -> None:
         """Wait until ``missing`` names no part any more.

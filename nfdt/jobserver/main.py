@@ -38,9 +38,8 @@ from nfdt.jobserver.server_parts import (
     ServerOptions,
     certificate_warning,
     make_context,
-    make_launcher,
+    make_launchers,
     make_page,
-    make_rings,
     shard_host,
 )
 from nfdt.jobserver.workers_service import WorkersService
@@ -156,8 +155,7 @@ def serve(options: ServerOptions) -> RunningServer:
         max_artifact_bytes=options.limits.artifact_bytes,
         in_use=in_use,
     )
-    launcher = make_launcher(options, local, slot_token)
-    rings = make_rings(options, local, slot_token)
+    launcher, rings = make_launchers(options, local, slot_token)
     context = make_context(options, launcher, rings, artifacts)
     scheduler = Scheduler(context)
     page = make_page(options, context.store, artifacts, scheduler, holders, audit) if options.ui else None
@@ -177,10 +175,9 @@ def serve(options: ServerOptions) -> RunningServer:
     workers_pb2_grpc.add_WorkersServicer_to_server(WorkersService(context, scheduler), server)
     scheduler.requeue_unfinished()
     server.start()
-    if launcher is not None:
+    if launcher is not None and rings is not None:
         launcher.ensure("shard", options.shards)
         launcher.ensure("worker", options.workers)
-    if rings is not None:
         for shape in options.rings:
             if not shape.in_slots:
                 rings.prepare(shape)

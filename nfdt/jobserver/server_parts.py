@@ -118,10 +118,12 @@ def certificate_warning(options: ServerOptions, host: str) -> str | None:
     )
 
 
-def make_launcher(options: ServerOptions, local: str, token: str) -> LocalLauncher | None:
-    """Return the launcher of slots on this machine; None if the options start none."""
+def make_launchers(
+    options: ServerOptions, local: str, token: str
+) -> tuple[LocalLauncher, RingLauncher] | tuple[None, None]:
+    """Return the launchers of slots and of Horovod rings on this machine; None if the options start no slots."""
     if options.slot_command is not None and not options.slot_command:
-        return None
+        return None, None
     slots = SlotOptions(
         server=local,
         token=token,
@@ -134,7 +136,8 @@ def make_launcher(options: ServerOptions, local: str, token: str) -> LocalLaunch
     )
     if options.slot_command:
         slots = replace(slots, command=tuple(options.slot_command))
-    return LocalLauncher(slots, fork_server=_adopt(options))
+    rings = RingLauncher(options.state_dir / "rings", local, token, keeps=options.embedded)
+    return LocalLauncher(slots, fork_server=_adopt(options)), rings
 
 
 def _adopt(options: ServerOptions) -> ForkServerClient | None:
@@ -144,13 +147,6 @@ def _adopt(options: ServerOptions) -> ForkServerClient | None:
     requests = socket.socket(fileno=options.fork_server)
     requests.set_inheritable(False)
     return ForkServerClient(requests, os.environ, options.state_dir.parent / FORK_SERVER_LOG)
-
-
-def make_rings(options: ServerOptions, local: str, token: str) -> RingLauncher | None:
-    """Return the launcher of Horovod rings on this machine; None if the options start no slots."""
-    if options.slot_command is not None and not options.slot_command:
-        return None
-    return RingLauncher(options.state_dir / "rings", local, token, keeps=options.embedded)
 
 
 def make_context(

@@ -70,7 +70,7 @@ def make(name: str) -> Topology:
     spec = job(name)
     kind = topology_class(spec)
     slots = JobSlots(server, "job", spec, "", "token", kind.view.slots_wanted(spec))
-    return kind(JobParts(server, "job", slots, Log(), set(), Rings(), Mailbox(server.clock)), spec)
+    return kind(JobParts(server, "job", slots, Log(), set(), Rings(), Mailbox(server.clock), None), spec)
 
 
 def test_every_choice_of_the_axis_is_registered():
@@ -143,7 +143,8 @@ def test_a_job_without_other_processes_has_the_defaults(name):
     assert topology.prepare_epoch(SimpleNamespace())
     shards = SimpleNamespace(read=lambda: "state")
     coordinator = Coordinator(topology.spec, topology.view.policy(topology.spec), ManualClock())
-    assert topology.connect(lambda: shards, coordinator).read() == "state"
+    topology.parts.connect_shards = lambda: shards
+    assert topology.connect(coordinator).read() == "state"
     assert (topology.recovery is not None) == topology.restores
     assert not topology.set_learning_rate(0.5)
     topology.report()

@@ -122,8 +122,9 @@ class Job:
             job_log=self.log,
             fetchable=self.fetchable,
             mailbox=self.mailbox,
+            connect_shards=self.connect,
         )
-        self.recovery = ShardRecovery(parts, self.cluster.coordinator, self.connect)
+        self.recovery = ShardRecovery(parts, self.cluster.coordinator)
 
     def connect(self) -> ShardsClient:
         self.clients.append(ShardsClient(float(len(self.clients))))

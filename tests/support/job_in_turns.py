@@ -244,7 +244,8 @@ class World:
         self.shards: dict[str, Shard] = {}
         self.ports, self.names = itertools.count(1), itertools.count()
         monkeypatch.setattr("nfdt.jobserver.job_core.Mailbox", lambda clock: self.turns.mailbox(clock))
-        monkeypatch.setattr("nfdt.jobserver.job.connect_shards", lambda addresses, *_, **__: self._client(addresses))
+        connect = "nfdt.jobserver.job_parts.connect_shards"
+        monkeypatch.setattr(connect, lambda addresses, *_, **__: self._client(addresses))
         monkeypatch.setattr("nfdt.jobserver.topologies.failover.RETRY_S", 0.0)
         monkeypatch.setattr("nfdt.jobserver.job_core.threading", SimpleNamespace(Lock=lambda: TurnLock(self.turns)))
         self.store.add(JOB, self._spec(algorithm).model_dump_json(), session="s", owner="")

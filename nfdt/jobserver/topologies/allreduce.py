@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from nfdt.coordinator.coordinator import Coordinator
@@ -72,12 +72,12 @@ class AllreduceTopology(Topology):
                 f"Expected: {self.ring.origin}."
             )
 
-    def connect(self, connect: Callable[[], ShardClients], coordinator: Coordinator) -> ShardClients:
+    def connect(self, coordinator: Coordinator) -> ShardClients:
         """Return the plain client, or for an elastic ring one that survives the loss of its leader."""
         if self.ring is None or not self.spec.cluster.elastic:
-            return connect()
+            return super().connect(coordinator)
         deadline_s = self.spec.cluster.elastic_timeout_s + FAILOVER_S
-        self._failover = LeaderFailover(self.parts, coordinator, self.ring, connect, deadline_s)
+        self._failover = LeaderFailover(self.parts, coordinator, self.ring, deadline_s)
         return self._failover.shards
 
     def report(self) -> None:
@@ -130,25 +130,17 @@ class LeaderFailover(Failover):
         parts: Parts of the job.
         coordinator: Coordinator of the job.
         ring: The ring.
-        connect: Function that creates the client of the shard at its current address.
         deadline_s: Time limit of a failover, in seconds.
     """
 
-    def __init__(
-        self,
-        parts: JobParts,
-        coordinator: Coordinator,
-        ring: Ring,
-        connect: Callable[[], ShardClients],
-        deadline_s: float,
-    ) -> None:
+    def __init__(self, parts: JobParts, coordinator: Coordinator, ring: Ring, deadline_s: float) -> None:
         too_late = (
             f"The rank that spoke for the ring is gone. Expected: another one within {deadline_s:.0f} s. "
             f"Received: none; see {ring.log}. Submit the job again."
         )
-        super().__init__(parts, coordinator, connect)
+        super().__init__(parts, coordinator)
         self._machine = FailoverMachine(parts.server.clock, deadline_s, too_late)
-        self.shards = MovingShards(connect(), deadline_s, "rank of the ring", repeats_writes=True)
+        self.shards = MovingShards(parts.connect_shards(), deadline_s, "rank of the ring", repeats_writes=True)
         self._ring = ring
 
     def _positions(self) -> list[JobSlot]:

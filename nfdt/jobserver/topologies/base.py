@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from nfdt.coordinator.coordinator import Coordinator
@@ -88,9 +88,9 @@ class Topology(ABC):
         """Start the parts that are required before training."""
         return None
 
-    def connect(self, connect: Callable[[], ShardClients], coordinator: Coordinator) -> ShardClients:
-        """Create the client of the shards; ``connect`` creates a plain one for the addresses of the shards' slots."""
-        return connect()
+    def connect(self, coordinator: Coordinator) -> ShardClients:
+        """Return the client of the shards for the whole training."""
+        return self.parts.connect_shards()
 
     def coordinator_spec(self) -> JobSpec:
         """Return the specification for the coordinator, with the current number of workers."""

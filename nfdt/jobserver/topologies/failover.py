@@ -138,7 +138,6 @@ class Failover(ABC):
     Args:
         parts: Parts of the job.
         coordinator: Coordinator of the job.
-        connect: Function that creates the client of the shards at their current addresses.
 
     Attributes:
         shards: Client of the current shards.
@@ -147,9 +146,8 @@ class Failover(ABC):
     _machine: FailoverMachine
     shards: MovingShards
 
-    def __init__(self, parts: JobParts, coordinator: Coordinator, connect: Callable[[], ShardClients]) -> None:
-        self._parts, self._slots, self._mailbox = parts, parts.slots, parts.mailbox
-        self._coordinator, self._connect = coordinator, connect
+    def __init__(self, parts: JobParts, coordinator: Coordinator) -> None:
+        self._parts, self._slots, self._mailbox, self._coordinator = parts, parts.slots, parts.mailbox, coordinator
 
     @property
     def running(self) -> bool:
@@ -180,7 +178,8 @@ class Failover(ABC):
                     case Start(attempt):
                         self._mailbox.handle(partial(self._start, attempt))
                     case Reach(attempt):
-                        self._mailbox.start(partial(self._reach, attempt, self._connect()), f"failover of {job_id}")
+                        shards = self._parts.connect_shards()
+                        self._mailbox.start(partial(self._reach, attempt, shards), f"failover of {job_id}")
                     case Stalled(missing, seconds):
                         self._parts.job_log.stalled(list(missing), seconds)
                     case Fail(reason):

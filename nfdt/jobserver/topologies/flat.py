@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 from nfdt.coordinator.coordinator import Coordinator
@@ -40,9 +40,9 @@ class FlatTopology(Topology):
         launch_shards(self.parts.server, shards)
         launch_workers(self.parts.server, self.spec, self.spec.cluster.workers)
 
-    def connect(self, connect: Callable[[], ShardClients], coordinator: Coordinator) -> ShardClients:
+    def connect(self, coordinator: Coordinator) -> ShardClients:
         """Return a client that continues with restored shards."""
-        self.recovery = ShardRecovery(self.parts, coordinator, connect)
+        self.recovery = ShardRecovery(self.parts, coordinator)
         return self.recovery.shards
 
     def replace_lost(self, coordinator: Coordinator, now: float) -> None:

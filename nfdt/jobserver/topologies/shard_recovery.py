@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.failover import Resume
@@ -20,7 +20,7 @@ from nfdt.core.specs.job import EpochProgress
 from nfdt.jobserver.job_parts import JobParts
 from nfdt.jobserver.job_slot import JobSlot, ShardState
 from nfdt.jobserver.outcome import PartLost
-from nfdt.jobserver.shard_clients import STATE_TIMEOUT_S, ShardClients, ShardSnapshot
+from nfdt.jobserver.shard_clients import STATE_TIMEOUT_S, ShardSnapshot
 from nfdt.jobserver.topologies.failover import Failover, MovingShards
 from nfdt.jobserver.topologies.slot_supply import launch_shards
 from nfdt.model.program.state import dump_state_parts
@@ -41,16 +41,15 @@ class ShardRecovery(Failover):
     Args:
         parts: Parts of the job.
         coordinator: Coordinator of the job.
-        connect: Function that creates the client of the shards at their current addresses.
 
     Attributes:
         shards: Client of the current shards.
     """
 
-    def __init__(self, parts: JobParts, coordinator: Coordinator, connect: Callable[[], ShardClients]) -> None:
-        super().__init__(parts, coordinator, connect)
+    def __init__(self, parts: JobParts, coordinator: Coordinator) -> None:
+        super().__init__(parts, coordinator)
         self._machine = self._recovery = coordinator.recovery
-        self.shards = MovingShards(connect(), DEADLINE_S, "shard")
+        self.shards = MovingShards(parts.connect_shards(), DEADLINE_S, "shard")
         self._replaced: set[str] = set()  # artifacts of earlier snapshots
         self._due = False  # whether a snapshot is about to be taken because it is due
         self._mailbox.add_timer(self._look_at_clock)
