@@ -153,9 +153,9 @@ def _validated(message: jobs_pb2.Validated) -> dict[str, Any]:
 
 
 class ClientFeed:
-    """Entry of batches into the coordinator, which alone queues them and counts the credit; any thread may call.
+    """Entry for the batches of clients; a :class:`~nfdt.core.jobs.feed.BatchFeed`. Any thread may call.
 
-    It is a :class:`~nfdt.core.jobs.feed.BatchFeed`.
+    The coordinator queues the batches and counts the credit. A client that connects again replaces the one before.
 
     Args:
         core: Core of the job.
@@ -174,10 +174,10 @@ class ClientFeed:
         return self._mailbox.read(lambda: self._core.ended)
 
     def await_room(self, client: int, epoch: int, size: int) -> None:
-        """Wait until there is room for a batch of so many bytes, or no need for it.
+        """Wait until there is room for a batch of ``size`` bytes, or nobody needs it any more.
 
-        If no room is made in ``FULL_S``, as where no snapshot of the shards can be stored, the batch is taken all the
-        same.
+        After ``FULL_S`` the batch is accepted without room: no snapshot of the shards may be possible, and without a
+        batch training would stand still.
         """
 
         def has_room() -> bool | None:
@@ -186,7 +186,8 @@ class ClientFeed:
             return coordinator.has_room(epoch, size) or None
 
         if not self._mailbox.read(has_room):
-            self._mailbox.handle(lambda: None)  # the job's thread sees that a snapshot would make room
+            # A snapshot may make room. Any message lets the job's thread see that one is due.
+            self._mailbox.handle(lambda: None)
             self._mailbox.wait(has_room, FULL_S, poll_s=POLL_S)
 
     def offer(self, client: int, batch: StreamedBatch) -> None:
@@ -196,25 +197,25 @@ class ClientFeed:
             ProtocolError: The client had no credit for it.
         """
 
-        def take() -> None:
+        def accept() -> None:
             if client == self._client and (coordinator := self._active) is not None:
                 coordinator.fed(batch.epoch, batch.data, batch.samples)
 
-        self._mailbox.handle(take)
+        self._mailbox.handle(accept)
 
     def end(self, epoch: int, error: str | None = None) -> None:
         """Record that the client's iterator has no more batches for this epoch, or raised."""
 
-        def take() -> None:
+        def close() -> None:
             if error is not None:
                 self._mailbox.end(JobFailed(f"The script's data iterator failed: {error}"))
             elif (coordinator := self._active) is not None:
                 coordinator.feed_ended(epoch)
 
-        self._mailbox.handle(take)
+        self._mailbox.handle(close)
 
     def open(self) -> int:
-        """Begin with a client, and return its number: announce all credits that the batches so far have not used."""
+        """Register a client and return its number; it is announced all credits that are still unused."""
 
         def begin() -> int:
             self._epoch = -1
@@ -224,7 +225,7 @@ class ClientFeed:
         return self._mailbox.handle(begin)
 
     def grant(self, timeout_s: float) -> pb.FeedCredit | None:
-        """Return new credits to announce; None when the job is over or after ``timeout_s`` without any."""
+        """Return new credits for the client; None when the job is over, or after ``timeout_s`` without any."""
 
         def announce() -> pb.FeedCredit | bool | None:
             if not (new := self._unannounced()):

@@ -45,12 +45,12 @@ class JobResults:
             self._warn(f"Gradients of {', '.join(refused)} {text}")
 
     def look_for_nan(self, epoch: int, logs: Mapping[str, Any]) -> None:
-        """Warn of a running log that is no number."""
+        """Warn about a log that is NaN or infinite."""
         if broken := [name for name, value in logs.items() if isinstance(value, float) and not math.isfinite(value)]:
             self._warn(f"{', '.join(broken)} is not finite in epoch {epoch + 1}.")
 
     def look_for_growth(self, epoch: int, logs: Mapping[str, Any]) -> None:
-        """Warn of an epoch's loss that is out of all proportion to those before."""
+        """Warn about the loss of an epoch that is out of all proportion to those before."""
         loss = logs.get("loss")
         if not isinstance(loss, float) or not math.isfinite(loss):
             return
@@ -62,20 +62,20 @@ class JobResults:
         self._losses = [min([*self._losses, loss], key=abs)]
 
     def epoch_begins(self) -> None:
-        """Take the time at which an epoch begins."""
+        """Record the time at which an epoch begins."""
         self._epoch_began = self._core.server.clock.now()
 
     def steps_end(self) -> None:
-        """Take the time at which all steps of an epoch are done; validation follows."""
+        """Record the time at which all steps of an epoch are done; validation follows."""
         self._steps_ended = self._core.server.clock.now()
 
     def compare_forecast(self, epoch: Mapping[str, Any]) -> None:
-        """Append how far the job's forecast was off, at an epoch's end; the first epoch compiles and does not count."""
+        """Record the measured speed beside the job's forecast, if it has one."""
         forecast = self._core.spec.forecast
         if forecast is None:
             return
         self._trained.append((epoch["samples"], self._steps_ended - self._epoch_began))
-        counted = self._trained[1:] or self._trained
+        counted = self._trained[1:] or self._trained  # the first epoch compiles
         samples, seconds = (sum(column) for column in zip(*counted, strict=True))
         if seconds <= 0:
             return

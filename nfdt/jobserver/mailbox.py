@@ -1,4 +1,4 @@
-"""Messages of one job, handled one at a time: from its slots, workers, clients and timers, and calls that return."""
+"""Messages of one job, handled one at a time. Slots, workers, clients, timers and slow calls bring them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nfdt.jobserver.outcome import SlotError
 
 Answer = TypeVar("Answer")
 Timer = Callable[[], float | None]
-"""Does what is due, and returns after how many seconds it must be called again at the latest; None: never."""
+"""Does what is due, and returns the seconds until it must be called again; None: never."""
 
 POLL_S = 1.0  # interval of questions and timers without messages
 CAUSE_WAIT_S = 2.0  # time to wait for the process end that explains a broken connection
@@ -65,9 +65,9 @@ class Mailbox:
             return question()
 
     def wait(self, question: Callable[[], Answer | None], timeout_s: float, *, poll_s: float = POLL_S) -> Answer | None:
-        """Return the answer to a question as soon as it has one other than None; None if it has none in time.
+        """Return the first answer other than None to a question; None if there is none in time.
 
-        It is asked at once, after each message, and every ``poll_s`` seconds.
+        The question is asked at once, after each message, and every ``poll_s`` seconds.
         """
         until = self._clock.now() + timeout_s
         with self._changed:

@@ -1,4 +1,4 @@
-"""Jobs whose run was broken off, by the end of their server or of a part: which of them go on, and from which state."""
+"""Jobs that lost their server or a part of the weights: which of them go on, and from which state."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _succeed(record: JobRecord, state: str, store: JobStore) -> None:
 
 
 def _requeue_trained(record: JobRecord, spec: JobSpec, store: JobStore, artifacts: ArtifactStore, why: str) -> None:
-    """Queue a job that was training: from its newest intact state, else from its beginning."""
+    """Queue a job that was training, from its newest intact state or else from its beginning."""
     states = [state for state in stored_states(record, spec, fed=True) if _is_intact(state, artifacts)]
     if damaged := [name for name in sorted(artifact_names(spec)) if not artifacts.intact(name)]:
         raise JobFailed(f"{len(damaged)} of its artifacts are damaged or gone, first {damaged[0]}. Submit it again.")

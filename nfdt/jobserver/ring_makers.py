@@ -1,4 +1,4 @@
-"""What makes the rings of a job, worker slots or a launcher on the server's machine, and which jobs may have them."""
+"""Choice of what makes the rings of a job, worker slots or a launcher, and which jobs may have rings here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A ring whose ranks are worker slots of the pool: it takes slots, assigns ranks, and notes the first failure."""
+"""A ring whose ranks are worker slots of the pool: it assigns ranks, and records the first failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the slots of one job bring: calls of workers, each a report and a request, and messages and ends of slots."""
+"""Handlers of what the slots of one job send: the calls of its workers, and the messages and losses of its slots."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ class WorkerCalls:
         instruction = self._instruct(job_slot, request, report)
         if isinstance(instruction, ins.Wait):
             return
-        if isinstance(instruction, ins.Work):  # the worker shows its tickets to the shards
+        if isinstance(instruction, ins.Work):
+            # A shard applies only pushes with a ticket of their task: a worker cannot push what it was not leased.
             key, name = self._slots.shard_key.encode(), job_slot.name.encode()
             tasks = [replace(t, ticket=task_ticket(key, name, t.task, t.round, t.part)) for t in instruction.tasks]
             instruction = replace(instruction, tasks=tuple(tasks))
@@ -140,7 +141,8 @@ class WorkerCalls:
             return ins.Wait()
         recovery, slots = self._core.topology.recovery, self._slots
         if request.incarnation != slots.incarnation and not (recovery is not None and recovery.running):
-            training.coordinator.excuse(job_slot.name)  # its report is about shards that are gone
+            # Its report is about shards that are gone, so the coordinator must not see it, only that the worker lives.
+            training.coordinator.excuse(job_slot.name)
             return ins.Wait() if request.busy else read_move(slots.move_message(job_slot))
         return training.coordinator.next(job_slot.name, report)
 

@@ -25,7 +25,7 @@ _ANY = ("0.0.0.0", "::")
 
 @dataclass(frozen=True)
 class PageAddress:
-    """Where the page is served.
+    """Address of the page, and how it is protected.
 
     Attributes:
         listen: ``host:port``; port 0 takes a free one.
@@ -46,8 +46,8 @@ class PageServer:
     """The page, served from :meth:`start` to :meth:`stop`.
 
     Args:
-        address: Where it is served.
-        source: What it shows.
+        address: Address of the page.
+        source: Parts of the server that it shows.
 
     Attributes:
         url: Its address for browsers, without a key.

@@ -1,4 +1,4 @@
-"""Slots that a job needs: started by the server's own launcher, missing, and replaced once they are lost."""
+"""Supply of slots to a job: starting them, failing without them, and replacing lost ones."""
 
 from __future__ import annotations
 
