@@ -97,7 +97,7 @@ class ClientRequests:
             passing, standing, epochs, steps = self._mailbox.read(
                 lambda: (
                     not training.between_epochs,
-                    self._is_standing(training),
+                    training.standing,
                     coordinator.epochs_ended,
                     coordinator.steps_finished,
                 )
@@ -108,9 +108,6 @@ class ClientRequests:
             self._core.job_log.passing(artifact)
         return jobs_pb2.SnapshotReply(artifact=artifact, epochs=epochs, steps=steps)
 
-    def _is_standing(self, training: ActiveTraining) -> bool:
-        return training.between_epochs or training.coordinator.standing
-
     @contextmanager
     def _reading(self, what: str, *, standing: bool) -> Iterator[ActiveTraining]:
         """Prevent epochs from beginning inside the block; ``standing``: require that none is running either."""
@@ -120,7 +117,7 @@ class ClientRequests:
             if core.ended:
                 raise ServerUnreachable(f"Job {core.job_id} has ended, or is about to run again.")
             training = core.training
-            if training is None or (standing and not self._is_standing(training)):
+            if training is None or (standing and not training.standing):
                 phase = training.coordinator.phase if training is not None else "start"
                 when = "between two epochs, or while one stands still" if standing else "once it trains"
                 raise UsageError(f"Job {core.job_id}: {what} {when}. Received: in phase {phase}.")

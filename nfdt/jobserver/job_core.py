@@ -102,6 +102,11 @@ class ActiveTraining:
         """Whether no epoch is running."""
         return self.coordinator.phase in ("hold", "ended")
 
+    @property
+    def standing(self) -> bool:
+        """Whether no worker trains: between epochs, or while one is paused."""
+        return self.between_epochs or self.coordinator.standing
+
 
 @dataclass
 class JobCore(JobParts):

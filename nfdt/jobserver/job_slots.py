@@ -267,17 +267,13 @@ class JobSlots:
             if job_slot.started_at is not None:
                 job_slot.slot.send(pb.Assignment(move_shards=self.move_message(job_slot)))
 
-    def count_here(self) -> int:
-        """Return the number of live workers on this machine."""
-        return sum(self.server.is_here(job_slot.slot.hello) for job_slot in self.living())
-
     def artifact_dir(self, slot: PoolSlot) -> str:
         """Return the directory in which a slot can read the job's artifacts in place; "" if it must fetch them."""
         return str(self.server.artifacts.root) if self.server.is_here(slot.hello) else ""
 
     def admit(self, job_slots: Iterable[JobSlot], coordinator: Coordinator) -> None:
         """Admit workers to the training."""
-        here = self.count_here()
+        here = sum(self.server.is_here(job_slot.slot.hello) for job_slot in self.living())
         for job_slot in job_slots:
             coordinator.joined(job_slot.name, job_slot.index, job_slot.details)
             job_slot.admitted = True

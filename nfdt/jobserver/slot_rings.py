@@ -44,7 +44,7 @@ class SlotRings:
         spans_machines: Whether a ring may have ranks on several machines.
     """
 
-    forms_again = True
+    in_slots = True
 
     def __init__(self, slots: JobSlots, job_log: JobLog, fail: Callable[[BaseException], None]) -> None:
         self._server, self._job_id, self._slots = slots.server, slots.job_id, slots
@@ -87,11 +87,6 @@ class SlotRings:
             return False
         with self._lock:
             self._machines = {member: machine_of(slot.hello) for member, slot in placed.items()}
-        return True
-
-    @property
-    def takes_slots(self) -> bool:
-        """Return True."""
         return True
 
     def adopt(self, slots: Mapping[int, pb.SlotHello]) -> None:
@@ -221,16 +216,13 @@ class SlotRings:
     # ---- failures
 
     def _on_failure(self, ring: SlotRing, error: SlotError | None) -> None:
-        self._dismiss_ranks(ring)
-        if error is not None:
-            self._fail(error)
-
-    def _dismiss_ranks(self, ring: SlotRing) -> None:
-        """End the remaining ranks of a broken ring at once."""
+        """End the remaining ranks of a broken ring at once, and the job if its code raised in one of them."""
         self._server.worlds.close(ring.name)
         for slot in ring.slots:
             self._server.pool.dismiss(slot, now=True)
         self._server.pool.wake()
+        if error is not None:
+            self._fail(error)
 
 
 def members_of(shape: RingShape) -> tuple[int, ...]:

@@ -45,8 +45,16 @@ class TrainingLoop(EffectHandler):
         self._results.end_training()
 
     def _next_effects(self) -> list[ins.Effect] | None:
+        """Return the effects to execute; if there are none, forward requests of clients first."""
         self._mailbox.check()
-        return self._drain() or None
+        coordinator = self._coordinator
+        effects = coordinator.drain()
+        if not effects and not self._core.readers:
+            if self._core.control.pop_stop():
+                self._mailbox.handle(coordinator.stop_training)
+            self._proceed()
+            effects = coordinator.drain()
+        return effects or None
 
     def _look_at_clock(self) -> float | None:
         """Supervise the job once a second, but not while its topology is changed; a timer."""
@@ -60,7 +68,10 @@ class TrainingLoop(EffectHandler):
         return TICK_S
 
     def _tick(self, since_s: float) -> None:
-        self._excuse(everybody=since_s >= LATE_S)
+        for job_slot in self._core.slots.living():
+            # Their silence is explained: the stream of the slot broke, or this server was suspended.
+            if job_slot.slot.away or since_s >= LATE_S:
+                self._coordinator.excuse(job_slot.name)
         self._check_client(self._ticked_at)
         self._core.job_log.retry()
         self._core.topology.report()
@@ -68,12 +79,6 @@ class TrainingLoop(EffectHandler):
         if self._coordinator.phase != "ended":
             self._core.topology.replace_lost(self._coordinator, self._ticked_at)
         self._coordinator.tick()
-
-    def _excuse(self, *, everybody: bool) -> None:
-        """Restart the timeout of workers with a broken stream, and of all workers after this server was suspended."""
-        for job_slot in self._core.slots.living():
-            if everybody or job_slot.slot.away:
-                self._coordinator.excuse(job_slot.name)
 
     def _check_client(self, now: float) -> None:
         """Cancel an interactive job whose client is gone, or let it continue detached."""
@@ -88,17 +93,6 @@ class TrainingLoop(EffectHandler):
             raise JobFailed(f"{gone}, and with it the batches that it fed.")
         core.control.interactive = False
         self._core.job_log.write("warning", f"{gone}; training goes on without its callbacks.")
-
-    def _drain(self) -> list[ins.Effect]:
-        """Return the effects to execute; if there are none, forward requests of clients first."""
-        coordinator = self._coordinator
-        effects = coordinator.drain()
-        if effects or self._core.readers:
-            return effects
-        if self._core.control.pop_stop():
-            self._mailbox.handle(coordinator.stop_training)
-        self._proceed()
-        return coordinator.drain()
 
     def _proceed(self) -> None:
         """Let the next epoch begin, or a paused one resume, as far as the client permits."""

@@ -42,7 +42,7 @@ def job(name: str, kind: str = "arrays") -> JobSpec:
 class Rings:
     """Launcher whose rings never start, and never fail."""
 
-    forms_again, spans_machines, machines = False, True, ()
+    in_slots, spans_machines, machines = False, True, ()
 
     def place(self, groups, *, together):
         return True

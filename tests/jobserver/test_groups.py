@@ -28,7 +28,7 @@ class Worlds:
         self._leaders: list[JobSlot] = []
 
     # launcher
-    forms_again, spans_machines, machines = False, True, ()
+    in_slots, spans_machines, machines = False, True, ()
 
     def place(self, groups, *, together):
         return True

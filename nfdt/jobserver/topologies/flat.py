@@ -90,7 +90,7 @@ def may_form_groups(parts: JobParts, view: TopologyView, spec: JobSpec) -> bool:
     if not view.may_form_groups(spec) or parts.rings is None or backend_of(spec.versions) != TENSORFLOW:
         return False
     server = parts.server
-    if parts.rings.takes_slots:
+    if parts.rings.in_slots:
         return True
     return server.rings is not None and server.launches_workers and importlib.util.find_spec("horovod") is not None
 
@@ -98,7 +98,7 @@ def may_form_groups(parts: JobParts, view: TopologyView, spec: JobSpec) -> bool:
 def workers_by_member(parts: JobParts, spec: JobSpec) -> dict[int, JobSlot]:
     """Return the original flat workers by number; for a launcher, those on this machine."""
     slots, rings = parts.slots, parts.rings
-    anywhere = rings is not None and rings.takes_slots
+    anywhere = rings is not None and rings.in_slots
     living = [s for s in slots.living() if anywhere or parts.server.is_here(s.slot.hello)]
     return {job_slot.index: job_slot for job_slot in living if job_slot.index < spec.cluster.workers}
 
@@ -130,7 +130,7 @@ def switch_to_groups(
         for job_slot in flat:
             slots.release(job_slot)
 
-    in_slots = parts.rings is not None and parts.rings.takes_slots
+    in_slots = parts.rings is not None and parts.rings.in_slots
     if parts.rings is not None and in_slots:
         parts.rings.adopt({number: job_slot.slot.hello for number, job_slot in workers.items()})
         retire()

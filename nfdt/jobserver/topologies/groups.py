@@ -124,7 +124,7 @@ class GroupsTopology(Topology):
     def _adapt(self, coordinator: Coordinator, remaining_s: float) -> None:
         self._read_reports()
         living = self._living()
-        if not living or not self._plan.settled or self._recovery.under_way:
+        if not living or not self._plan.settled or self._recovery.forming:
             return
         groups = self._plan.review(living, remaining_s, self._cost_s)
         if not groups:
