@@ -45,13 +45,13 @@ class ClientRequests:
         Raises:
             UsageError: The action is not possible now.
         """
-        training = self._mailbox.handle(lambda: self._note(request))
+        training = self._mailbox.handle(lambda: self._apply(request))
         if request.HasField("set_learning_rate") and training is not None:
             self._core.set_learning_rate(training, request.set_learning_rate.value)
         if request.HasField("set_weights"):
             self._set_weights(request.set_weights.artifact)
 
-    def _note(self, request: jobs_pb2.ControlRequest) -> ActiveTraining | None:
+    def _apply(self, request: jobs_pb2.ControlRequest) -> ActiveTraining | None:
         control = self._core.control
         match request.WhichOneof("action"):
             case "cancel":

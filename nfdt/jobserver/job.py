@@ -11,10 +11,9 @@ from nfdt.core.errors import NfdtError
 from nfdt.core.host.machine import give_back_memory
 from nfdt.core.jobs.runner import JobMeasures
 from nfdt.core.specs.job import JobSpec
-from nfdt.jobserver.client_control import ClientControl
 from nfdt.jobserver.client_requests import ClientFeed, ClientRequests
 from nfdt.jobserver.context import ServerContext
-from nfdt.jobserver.job_core import ActiveTraining, JobCore, StateComposer, make_core, merger_of
+from nfdt.jobserver.job_core import ActiveTraining, ClientControl, JobCore, StateComposer, make_core, merger_of
 from nfdt.jobserver.job_slot import ShardState
 from nfdt.jobserver.mailbox import POLL_S, ServerStopping
 from nfdt.jobserver.outcome import JobOutcome, PartLost, outcome_of

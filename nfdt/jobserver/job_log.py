@@ -170,7 +170,7 @@ class JobLog:
                     return
             self.record("log", {"worker": worker, "level": level, "text": text})
 
-    def note(self, process: str, message: pb.SlotMessage) -> None:
+    def write_message(self, process: str, message: pb.SlotMessage) -> None:
         """Write the output or the spans of a process, also after the end of the job.
 
         Args:

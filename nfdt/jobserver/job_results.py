@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from nfdt.core.specs.callbacks import CallbacksSpec
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work.statistics import FIRST_LOSS
 from nfdt.jobserver.job_core import ActiveTraining, JobCore
-from nfdt.jobserver.worker_statistics import merge_statistics
+from nfdt.jobserver.topologies.groups import RECENT, RING
 
 GROWTH = 1e6  # over the least loss before
 LEAST = 1.0  # a loss that begins near zero may grow to ordinary size
@@ -171,3 +171,30 @@ def has_exploded(loss: float, before: Iterable[float]) -> bool:
         before: Losses of first batches and of earlier epochs; without any, nothing is known of the loss's scale.
     """
     return any(loss > GROWTH * max(LEAST, abs(each)) for each in before)
+
+
+def merge_statistics(
+    workers: Mapping[str, Mapping[str, Any]], shards: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, dict[str, Any]]:
+    """Merge reports and counts into one entry per worker, in the order of ``workers``.
+
+    Args:
+        workers: Details (host, pid, device) and report of each worker.
+        shards: Counts of each shard, with ``workers``: {name: {pushes, duplicates, dropped, staleness}}.
+
+    Returns:
+        Entries of the workers; ``duplicates`` is the sum over shards, ``dropped`` the maximum over shards, and
+        ``staleness`` that of the shards if the worker reported none (it died before its first report).
+    """
+    merged: dict[str, dict[str, Any]] = {}
+    for name, row in workers.items():
+        counts = [shard.get("workers", {}).get(name, {}) for shard in shards]
+        total = {**row, "duplicates": sum(int(c.get("duplicates", 0)) for c in counts)}
+        for private in (RECENT, RING):
+            total.pop(private, None)
+        if dropped := [int(c["dropped"]) for c in counts if "dropped" in c]:
+            total["dropped"] = max(dropped)  # a worker cannot distinguish dropped and repeated pushes
+        if "staleness" not in total and counts:
+            total["staleness"] = dict(counts[0].get("staleness", {}))
+        merged[name] = total
+    return merged

@@ -18,12 +18,12 @@ from nfdt.core.sharding import count_shards
 from nfdt.core.specs.job import EpochProgress, JobSpec, check_groups, parse_job
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire.parsing import Seldom
-from nfdt.jobserver.client_control import ClientControl
 from nfdt.jobserver.context import ServerContext, check_capacity
 from nfdt.jobserver.job import Job
+from nfdt.jobserver.job_core import ClientControl
 from nfdt.jobserver.outcome import outcome_of
 from nfdt.jobserver.restart import requeue, requeue_unfinished
-from nfdt.jobserver.ring_makers import takes_slots
+from nfdt.jobserver.slot_rings import takes_slots
 from nfdt.jobserver.topologies import topology_class
 from nfdt.jobserver.topologies.base import Topology
 from nfdt.jobserver.topologies.slot_supply import SlotNeed

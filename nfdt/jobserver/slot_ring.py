@@ -161,7 +161,7 @@ class SlotRing:
         rank = self.slots.index(slot)
         match kind, message:
             case "output" | "spans", pb.SlotMessage():
-                self._job_log.note(f"rank-{rank}", message)
+                self._job_log.write_message(f"rank-{rank}", message)
             case "ready", _:
                 with self._changed:
                     self._joined.add(rank)

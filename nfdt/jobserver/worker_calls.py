@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from nfdt.core.errors import AuthenticationFailed, JobFailed, NfdtError, NotStored
 from nfdt.core.wire import workers_pb2 as pb
@@ -18,12 +20,12 @@ from nfdt.jobserver.job_slot import JobSlot
 from nfdt.jobserver.job_slots import QUICK_DEATHS, QUICK_S
 from nfdt.jobserver.outcome import PartLost, SlotError
 from nfdt.jobserver.pool_slot import PoolSlot, SlotMessageKind
-from nfdt.jobserver.worker_statistics import new_decisions, parse_statistics
 
 _log = logging.getLogger(__name__)
 
 MAX_WAIT_S = 30.0  # limit of one call of Next
 MAX_NAME = 80  # limit of a quoted name
+MAX_STATISTICS_BYTES = 2**20
 TOO_QUICK = (
     f"{QUICK_DEATHS} workers in a row or more ended within {QUICK_S:.0f} s or before their first step, and nobody is "
     "left from before: no more are started. If memory is short, use fewer workers on one machine or a smaller "
@@ -164,6 +166,30 @@ def _short(reply: pb.NextReply, job_slot: JobSlot) -> pb.NextReply:
     return pb.NextReply(long_reply=pb.LongReply(number=job_slot.long_replies, total_bytes=len(encoded)))
 
 
+def parse_statistics(text: str) -> dict[str, Any]:
+    """Return the totals of a worker; empty if they cannot be read, because statistics never fail a job."""
+    if not text or len(text) > MAX_STATISTICS_BYTES:
+        return {}
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def new_decisions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the codec decisions of a worker between two of its reports; empty if they cannot be read."""
+
+    def decisions(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+        codecs = report.get("codecs")
+        found = codecs.get("decisions") if isinstance(codecs, dict) else None
+        listed = found if isinstance(found, list) else []
+        return [d for d in listed if isinstance(d, dict) and isinstance(d.get("at_push"), int)]
+
+    known = max((decision["at_push"] for decision in decisions(before)), default=0)
+    return [decision for decision in decisions(after) if decision["at_push"] > known]
+
+
 class SlotEvents:
     """Handler of the messages of the job's slots, and of their loss. Thread-safe.
 
@@ -182,7 +208,7 @@ class SlotEvents:
             self._mailbox.start(partial(self._hand_over, slot), f"end of {slot.name}")
         elif message is not None and kind in ("output", "spans"):
             if job_slot := self._mailbox.read(lambda: self._slots.job_slot_of(slot)):
-                self._core.job_log.note(job_slot.name, message)
+                self._core.job_log.write_message(job_slot.name, message)
         else:
             self._mailbox.handle(lambda: self._record(slot, message))
 

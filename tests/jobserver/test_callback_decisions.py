@@ -16,8 +16,7 @@ from nfdt.core.jobs.store import JobStore
 from nfdt.core.specs.callbacks import CallbacksSpec
 from nfdt.core.wire import jobs_pb2
 from nfdt.core.work.instructions import CallbackDecision
-from nfdt.jobserver.client_control import ClientControl
-from nfdt.jobserver.job_core import JobCore
+from nfdt.jobserver.job_core import ClientControl, JobCore
 from nfdt.jobserver.mailbox import Mailbox
 from nfdt.jobserver.training_loop import DecisionHandler
 from nfdt.model.program.state import dump_state, load_state

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nfdt.core.errors import UsageError
-from nfdt.jobserver.client_control import ClientControl
+from nfdt.jobserver.job_core import ClientControl
 
 
 def test_an_interactive_job_begins_permitted_epochs_and_a_detached_one_all():

@@ -10,7 +10,7 @@ import pytest
 from nfdt.core.clock import ManualClock, SystemClock
 from nfdt.core.errors import JobCancelled, JobFailed, ServerUnreachable, UsageError
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.jobserver.client_control import ClientControl
+from nfdt.jobserver.job_core import ClientControl
 from nfdt.jobserver.mailbox import CAUSE_WAIT_S, Mailbox, ServerStopping
 from nfdt.jobserver.outcome import SlotError, outcome_of
 

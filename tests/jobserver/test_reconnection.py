@@ -225,7 +225,7 @@ def test_a_call_that_comes_late_is_not_taken_for_a_new_one(cluster, relay, gate)
     assert gate.reached.wait(DEADLINE_S)
     found = cluster.server.scheduler.job_of(job)
     late = pb.NextRequest(job_id=job, worker="worker-0", call=1, finished=[pb.Finished(task=2, samples=4)], wait_s=5)
-    late.job_token = worker_token(found.core.token, "worker-0")
+    late.job_token = worker_token(found.core.slots.token, "worker-0")
     assert found.workers.next(late, lambda: True).WhichOneof("instruction") == "wait"
     book = found.core.training.coordinator._run.training.book
     assert [task.task for task in book.held("worker-0")] == [2]
@@ -244,7 +244,7 @@ def test_only_its_worker_fetches_a_long_answer_and_only_the_last(cluster, relay,
     request = pb.FetchReplyRequest(job_id=job, worker="worker-0", number=number)
     with pytest.raises(AuthenticationFailed, match="worker-0"):
         found.workers.long_reply(request)
-    request.job_token = worker_token(found.core.token, "worker-0")
+    request.job_token = worker_token(found.core.slots.token, "worker-0")
     assert pb.NextReply.FromString(found.workers.long_reply(request)).work.tasks[0].task <= 2
     request.number -= 1
     with pytest.raises(NotStored, match="newer"):

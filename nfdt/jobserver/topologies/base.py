@@ -13,8 +13,8 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job_parts import JobParts
 from nfdt.jobserver.job_slot import JobSlot
-from nfdt.jobserver.ring_makers import admit_rings
 from nfdt.jobserver.shard_clients import ShardClients
+from nfdt.jobserver.slot_rings import admit_rings
 from nfdt.jobserver.topologies.shard_recovery import ShardRecovery
 from nfdt.jobserver.topologies.slot_supply import SlotNeed, check_supply
 from nfdt.schedulers.group_shares import FixedSizes

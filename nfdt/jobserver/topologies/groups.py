@@ -20,13 +20,14 @@ from nfdt.jobserver.shard_clients import ShardClients
 from nfdt.jobserver.topologies.base import Topology
 from nfdt.jobserver.topologies.group_recovery import GroupRecovery
 from nfdt.jobserver.topologies.slot_supply import launch_shards, launch_workers
-from nfdt.jobserver.worker_statistics import RECENT, RING
 from nfdt.launch.horovod_command import RingShape
 from nfdt.launch.ring import Ring
 from nfdt.schedulers.group_shares import FixedSizes, GroupShare
 from nfdt.schedulers.grouping import Groups
 
 Members = tuple[int, ...]
+RING = "ring"  # allreduce that a group has timed: for the server, not for history.nfdt
+RECENT = "recent"  # times of the latest steps of each member of a group: for the server, not for history.nfdt
 
 
 class GroupsTopology(Topology):
