@@ -28,11 +28,11 @@ class ClientRequests:
     """
 
     def __init__(self, core: JobCore) -> None:
-        self._core, self._parts, self._mailbox = core, core.parts, core.parts.mailbox
+        self._core, self._mailbox = core, core.mailbox
 
     def watching(self, change: int, session: str) -> None:
         """Add ``change`` to the number of clients that watch the job; see :meth:`ClientControl.watch`."""
-        now = self._parts.server.clock.now()
+        now = self._core.server.clock.now()
         self._mailbox.handle(lambda: self._core.control.watch(change, now, session))
 
     def check_free(self, session: str) -> None:
@@ -45,13 +45,13 @@ class ClientRequests:
         Raises:
             UsageError: The action is not possible now.
         """
-        training = self._mailbox.handle(lambda: self._note(request))
+        training = self._mailbox.handle(lambda: self._apply(request))
         if request.HasField("set_learning_rate") and training is not None:
             self._core.set_learning_rate(training, request.set_learning_rate.value)
         if request.HasField("set_weights"):
             self._set_weights(request.set_weights.artifact)
 
-    def _note(self, request: jobs_pb2.ControlRequest) -> ActiveTraining | None:
+    def _apply(self, request: jobs_pb2.ControlRequest) -> ActiveTraining | None:
         control = self._core.control
         match request.WhichOneof("action"):
             case "cancel":
@@ -61,7 +61,7 @@ class ClientRequests:
             case "stop_training":
                 control.stop_training = True
             case "validated":
-                self._parts.job_log.record("validated", _validated(request.validated))
+                self._core.job_log.record("validated", _validated(request.validated))
             case "set_learning_rate":
                 control.set_learning_rate(request.set_learning_rate.value)
         return None if self._core.ended else self._core.training
@@ -97,33 +97,30 @@ class ClientRequests:
             passing, standing, epochs, steps = self._mailbox.read(
                 lambda: (
                     not training.between_epochs,
-                    self._is_standing(training),
+                    training.standing,
                     coordinator.epochs_ended,
                     coordinator.steps_finished,
                 )
             )
             compose = partial(training.composer.compose, object() if passing else epochs)
-            artifact = self._parts.store(compose) if standing else compose()
+            artifact = self._core.store(compose) if standing else compose()
         if passing:
-            self._parts.job_log.passing(artifact)
+            self._core.job_log.passing(artifact)
         return jobs_pb2.SnapshotReply(artifact=artifact, epochs=epochs, steps=steps)
-
-    def _is_standing(self, training: ActiveTraining) -> bool:
-        return training.between_epochs or training.coordinator.standing
 
     @contextmanager
     def _reading(self, what: str, *, standing: bool) -> Iterator[ActiveTraining]:
         """Prevent epochs from beginning inside the block; ``standing``: require that none is running either."""
-        core, job_id = self._core, self._parts.job_id
+        core = self._core
 
         def begin() -> ActiveTraining:
             if core.ended:
-                raise ServerUnreachable(f"Job {job_id} has ended, or is about to run again.")
+                raise ServerUnreachable(f"Job {core.job_id} has ended, or is about to run again.")
             training = core.training
-            if training is None or (standing and not self._is_standing(training)):
+            if training is None or (standing and not training.standing):
                 phase = training.coordinator.phase if training is not None else "start"
                 when = "between two epochs, or while one stands still" if standing else "once it trains"
-                raise UsageError(f"Job {job_id}: {what} {when}. Received: in phase {phase}.")
+                raise UsageError(f"Job {core.job_id}: {what} {when}. Received: in phase {phase}.")
             core.readers += 1
             return training
 
@@ -153,16 +150,16 @@ def _validated(message: jobs_pb2.Validated) -> dict[str, Any]:
 
 
 class ClientFeed:
-    """Entry of batches into the coordinator, which alone queues them and counts the credit; any thread may call.
+    """Entry for the batches of clients; a :class:`~nfdt.core.jobs.feed.BatchFeed`. Any thread may call.
 
-    It is a :class:`~nfdt.core.jobs.feed.BatchFeed`.
+    The coordinator queues the batches and counts the credit. A client that connects again replaces the one before.
 
     Args:
         core: Core of the job.
     """
 
     def __init__(self, core: JobCore) -> None:
-        self._core, self._mailbox = core, core.parts.mailbox
+        self._core, self._mailbox = core, core.mailbox
         self._client = 0  # number of the newest client
         self._epoch = -1
         self._announced = 0  # credits of the epoch that clients have been sent
@@ -174,10 +171,10 @@ class ClientFeed:
         return self._mailbox.read(lambda: self._core.ended)
 
     def await_room(self, client: int, epoch: int, size: int) -> None:
-        """Wait until there is room for a batch of so many bytes, or no need for it.
+        """Wait until there is room for a batch of ``size`` bytes, or nobody needs it any more.
 
-        If no room is made in ``FULL_S``, as where no snapshot of the shards can be stored, the batch is taken all the
-        same.
+        After ``FULL_S`` the batch is accepted without room: no snapshot of the shards may be possible, and without a
+        batch training would stand still.
         """
 
         def has_room() -> bool | None:
@@ -186,7 +183,8 @@ class ClientFeed:
             return coordinator.has_room(epoch, size) or None
 
         if not self._mailbox.read(has_room):
-            self._mailbox.handle(lambda: None)  # the job's thread sees that a snapshot would make room
+            # A snapshot may make room. Any message lets the job's thread see that one is due.
+            self._mailbox.handle(lambda: None)
             self._mailbox.wait(has_room, FULL_S, poll_s=POLL_S)
 
     def offer(self, client: int, batch: StreamedBatch) -> None:
@@ -196,25 +194,25 @@ class ClientFeed:
             ProtocolError: The client had no credit for it.
         """
 
-        def take() -> None:
+        def accept() -> None:
             if client == self._client and (coordinator := self._active) is not None:
                 coordinator.fed(batch.epoch, batch.data, batch.samples)
 
-        self._mailbox.handle(take)
+        self._mailbox.handle(accept)
 
     def end(self, epoch: int, error: str | None = None) -> None:
         """Record that the client's iterator has no more batches for this epoch, or raised."""
 
-        def take() -> None:
+        def close() -> None:
             if error is not None:
                 self._mailbox.end(JobFailed(f"The script's data iterator failed: {error}"))
             elif (coordinator := self._active) is not None:
                 coordinator.feed_ended(epoch)
 
-        self._mailbox.handle(take)
+        self._mailbox.handle(close)
 
     def open(self) -> int:
-        """Begin with a client, and return its number: announce all credits that the batches so far have not used."""
+        """Register a client and return its number; it is announced all credits that are still unused."""
 
         def begin() -> int:
             self._epoch = -1
@@ -224,7 +222,7 @@ class ClientFeed:
         return self._mailbox.handle(begin)
 
     def grant(self, timeout_s: float) -> pb.FeedCredit | None:
-        """Return new credits to announce; None when the job is over or after ``timeout_s`` without any."""
+        """Return new credits for the client; None when the job is over, or after ``timeout_s`` without any."""
 
         def announce() -> pb.FeedCredit | bool | None:
             if not (new := self._unannounced()):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from nfdt.coordinator.topology_view import TopologyView
@@ -28,6 +28,7 @@ SHARDS_PER_CORE = 2
 WORKER_COPIES = 3  # weights, gradient, and the reply of the shards
 SERVER_COPIES = 2  # the state as read from the shards, and as written to disk
 GIGABYTE = 2**30
+REAP_S = 2.0  # limit from the end of a slot's stream to that of its process
 
 
 @dataclass(frozen=True)
@@ -114,19 +115,15 @@ class ServerContext:
         launcher: Launcher of slots on this machine; None: all slots are external.
         rings: Launcher of Horovod rings; None: this server starts none.
         worlds: Rendezvous of the rings that are forming in worker slots.
-        ranks_from_slots: Whether ranks are worker slots, unless a job names another launcher.
         insecure_allreduce: Whether ranks on several machines may exchange gradients in plain text.
-        takes_hosts: Whether a job may name the hosts of its ring, on which the server's machine logs in.
         launches_workers: Whether the launcher starts worker slots in addition to shards.
         most_workers: Maximum number of worker slots that it starts; None: as many as a job requests.
-        keeps_checkpoints: Whether the state at each epoch's end is written to disk.
-        cancels_abandoned: Whether an interactive job without its client is cancelled; otherwise it continues detached.
+        embedded: Whether the server belongs to one script. Its jobs keep no checkpoints, are cancelled without their
+            client instead of going on detached, and may name hosts for their rings. Ranks are launched, not slots.
         attend_timeout_s: Seconds for which a client may be gone.
         shard_host: Address of this machine at which workers reach its shards.
         tls: Whether the server, and so every shard that is not on loopback, uses TLS.
         insecure: Whether plain text on a network is allowed.
-        kill: Function that ends the process of a slot that does not answer, if that is possible.
-        end_of: Function that waits for and returns the end of a process that this machine's launcher started.
         clock: Clock of the server.
         host: Name of this machine.
         boot: Boot identifier of this machine.
@@ -142,17 +139,12 @@ class ServerContext:
     most_workers: int | None = None
     rings: RingLauncher | None = None
     worlds: WorldStores = field(default_factory=WorldStores)
-    ranks_from_slots: bool = False
     insecure_allreduce: bool = False
-    takes_hosts: bool = False
-    keeps_checkpoints: bool = True
-    cancels_abandoned: bool = False
+    embedded: bool = False
     attend_timeout_s: float = 60.0
     shard_host: str = "127.0.0.1"
     tls: bool = False
     insecure: bool = False
-    kill: Callable[[pb.SlotHello], None] = lambda hello: None
-    end_of: Callable[[pb.SlotHello], SlotEnd | None] = lambda hello: None
     clock: Clock = field(default_factory=SystemClock)
     host: str = field(default_factory=socket.gethostname)
     boot: str = field(default_factory=boot_id)
@@ -184,3 +176,13 @@ class ServerContext:
     def is_here(self, hello: pb.SlotHello) -> bool:
         """Whether a slot runs on this machine, by its hello."""
         return hello.boot_id == self.boot and hello.host == self.host
+
+    def kill(self, hello: pb.SlotHello) -> None:
+        """Kill the process of a slot that does not answer, if this server started it."""
+        if self.launcher is not None and hello.boot_id == self.boot and hello.pid in self.launcher.pids:
+            os.kill(hello.pid, signal.SIGKILL)
+
+    def end_of(self, hello: pb.SlotHello) -> str:
+        """Return how the process of a slot ended, after waiting shortly for its exit code if this server started it."""
+        end = self.launcher.end_of(hello.name, REAP_S) if self.launcher is not None else None
+        return str(end or f"its process ended ({hello.pid} on {hello.host}, slot {hello.name})")

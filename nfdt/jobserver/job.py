@@ -11,16 +11,12 @@ from nfdt.core.errors import NfdtError
 from nfdt.core.host.machine import give_back_memory
 from nfdt.core.jobs.runner import JobMeasures
 from nfdt.core.specs.job import JobSpec
-from nfdt.core.wire import workers_pb2 as pb
-from nfdt.jobserver.client_control import ClientControl
 from nfdt.jobserver.client_requests import ClientFeed, ClientRequests
 from nfdt.jobserver.context import ServerContext
-from nfdt.jobserver.job_core import ActiveTraining, JobCore, StateComposer, make_core, merger_of
+from nfdt.jobserver.job_core import ActiveTraining, ClientControl, JobCore, StateComposer, make_core, merger_of
 from nfdt.jobserver.job_slot import ShardState
 from nfdt.jobserver.mailbox import POLL_S, ServerStopping
 from nfdt.jobserver.outcome import JobOutcome, PartLost, outcome_of
-from nfdt.jobserver.pool_slot import PoolSlot, SlotMessageKind
-from nfdt.jobserver.shard_clients import ShardClients, connect_shards
 from nfdt.jobserver.training_loop import TrainingLoop
 from nfdt.jobserver.worker_calls import SlotEvents, WorkerCalls
 
@@ -39,6 +35,7 @@ class Job:
 
     Attributes:
         job_id: The job.
+        mailbox: Messages of the job.
         core: Core of the job, with its topology and slots.
         workers: Calls of its workers.
         clients: Requests of its clients.
@@ -53,9 +50,9 @@ class Job:
     ) -> None:
         self.job_id = job_id
         self.broken_off = ""
-        self.core = make_core(server, job_id, spec, session, self._on_slot, control)
-        self._mailbox, self.job_log = self.core.parts.mailbox, self.core.parts.job_log
-        self._slot_events = SlotEvents(self.core)
+        self.core = make_core(server, job_id, spec, session, control)
+        self.mailbox, self.job_log = self.core.mailbox, self.core.job_log
+        self.core.slots.listen(SlotEvents(self.core).receive)
         self.workers = WorkerCalls(self.core)
         self.clients = ClientRequests(self.core)
         self.feed = ClientFeed(self.core)
@@ -68,35 +65,28 @@ class Job:
 
     def acquire(self, shards: int, workers: int) -> None:
         """Take the initial slots of the job."""
-        slots = self.core.parts.slots
-        self._mailbox.handle(lambda: (slots.acquire_shards(shards), slots.acquire_workers(workers)))
-
-    def _on_slot(self, slot: PoolSlot, kind: SlotMessageKind, message: pb.SlotMessage | None) -> None:
-        self._slot_events.receive(slot, kind, message)
+        slots = self.core.slots
+        self.mailbox.handle(lambda: (slots.acquire_shards(shards), slots.acquire_workers(workers)))
 
     def measures(self) -> JobMeasures | None:
         """Return the numbers of the job, or None if it does not train."""
         core, training = self.core, self.core.training
         if training is None or core.ended:
             return None
-        return self._mailbox.read(lambda: JobMeasures(training.coordinator.waiting_tasks, tuple(core.shard_statistics)))
+        return self.mailbox.read(lambda: JobMeasures(training.coordinator.waiting_tasks, tuple(core.shard_statistics)))
 
     # ---- end
-
-    def stopped_by(self) -> BaseException | None:
-        """Return the reason why the job ends before it has begun, or None."""
-        return self._mailbox.cause
 
     def store_progress(self) -> None:
         """Store the state of the shards, so that the next server leases nothing twice; does nothing without shards."""
         training = None if self.core.ended else self.core.training
         if training is not None and training.recovery is not None:
             with contextlib.suppress(NfdtError):  # the next server goes on from the snapshot before
-                training.recovery.take()
+                training.recovery.store_snapshot()
 
     def stop_with_server(self) -> None:
         """End the job because the server stops."""
-        self._mailbox.end(ServerStopping())
+        self.mailbox.end(ServerStopping())
 
     def close(self, outcome: JobOutcome | None) -> None:
         """Release all resources, then write the outcome of the job; each step runs even if an earlier one fails.
@@ -111,23 +101,23 @@ class Job:
                 self.core.topology.report()
 
     def _release(self, *, usable: bool) -> None:
-        core, parts = self.core, self.core.parts
+        core = self.core
 
         def end() -> None:
             core.ended = True
             core.topology.close()
 
-        self._mailbox.handle(end)
-        parts.slots.release_all()
-        if parts.rings is not None:
-            parts.rings.release(usable=usable)
+        self.mailbox.handle(end)
+        core.slots.release_all()
+        if core.rings is not None:
+            core.rings.release(usable=usable)
         if core.training is not None:
             core.training.shards.close()
 
     def _run(self) -> None:
         outcome: JobOutcome | None = None
         try:
-            self._mailbox.begin()
+            self.mailbox.claim_thread()
             TrainingLoop(self.core, start_training(self.core)).run()
             outcome = JobOutcome("succeeded")
         except BaseException as error:
@@ -138,7 +128,7 @@ class Job:
     def _outcome_of(self, error: BaseException) -> JobOutcome | None:
         if not isinstance(error, (NfdtError, ServerStopping)):
             _log.exception("job %s", self.job_id)
-        reason = self.core.topology.explain(self._mailbox.reason_behind(error))
+        reason = self.core.topology.explain(self.mailbox.reason_behind(error))
         if isinstance(reason, PartLost):
             self.broken_off = str(reason)
         return None if isinstance(reason, (PartLost, ServerStopping)) else outcome_of(reason)
@@ -150,16 +140,19 @@ def start_training(core: JobCore) -> ActiveTraining:
     Raises:
         JobFailed: A part does not start in time.
     """
-    parts, mailbox, slots, spec = core.parts, core.parts.mailbox, core.parts.slots, core.spec
-    parts.job_log.begin(JobOutcome("starting"))
-    parts.job_log.record("data", {"where": spec.train.where, "reason": spec.train.reason})
+    mailbox, slots, spec = core.mailbox, core.slots, core.spec
+    core.job_log.enter("starting")
+    core.job_log.record("data", {"where": spec.train.where, "reason": spec.train.reason})
 
     def start_shards() -> None:
         slots.shard_state = ShardState(records=spec.fit.begun.records if spec.fit.begun is not None else "")
         for job_slot in slots.shards:
             slots.start_shard(job_slot)
-        parts.wait_for(lambda: [job_slot.name for job_slot in slots.shards if not job_slot.address])
+        core.wait_for(lambda: [job_slot.name for job_slot in slots.shards if not job_slot.address])
         core.topology.form()
+
+    mailbox.handle(start_shards)
+    training = _assemble(core)
 
     def begin() -> tuple[float | None, str | None]:
         core.training = training
@@ -175,8 +168,6 @@ def start_training(core: JobCore) -> ActiveTraining:
         mailbox.handle(lambda: slots.admit(slots.living(), training.coordinator))
         return True
 
-    mailbox.handle(start_shards)
-    training = _assemble(core)
     rate, weights = mailbox.handle(begin)
     if weights is not None:
         mailbox.call(lambda: core.replace(training, weights))
@@ -184,21 +175,17 @@ def start_training(core: JobCore) -> ActiveTraining:
         mailbox.call(lambda: core.set_learning_rate(training, rate))
     while mailbox.wait(admit, POLL_S) is None:
         pass
-    parts.job_log.begin(JobOutcome("running"))
+    core.job_log.enter("running")
     return training
 
 
 def _assemble(core: JobCore) -> ActiveTraining:
-    parts, server, topology = core.parts, core.parts.server, core.topology
-    merger = merger_of(core.manifest, server.artifacts)
-    policy = topology.view.policy(topology.spec)
+    """Connect to the shards, and make the coordinator."""
+    topology, artifacts = core.topology, core.server.artifacts
+    merger = merger_of(core.manifest, artifacts)
     spec = topology.coordinator_spec().model_copy(update={"attended": True})  # the job permits each epoch
-    coordinator = Coordinator(spec, policy, server.clock, merger, topology.sizes, restorable=topology.restores)
+    policy = topology.view.policy(topology.spec)
+    coordinator = Coordinator(spec, policy, core.server.clock, merger, topology.sizes, restorable=topology.restores)
 
-    def connect() -> ShardClients:
-        addresses = [job_slot.address for job_slot in parts.slots.shards]
-        return connect_shards(addresses, core.manifest, parts.slots.shard_key, authority=parts.slots.shard_ca)
-
-    shards = topology.connect(connect, coordinator)
-    composer = StateComposer(shards, merger, server.artifacts)
-    return ActiveTraining(shards, composer, coordinator, topology.recovery)
+    shards = topology.connect(coordinator)
+    return ActiveTraining(shards, StateComposer(shards, merger, artifacts), coordinator, topology.recovery)

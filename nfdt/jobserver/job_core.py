@@ -1,30 +1,28 @@
-"""Core of one job: the state that its messages read and change."""
+"""Core of one job: its parts, and the state that its messages read and change, as the requests of its clients."""
 
 from __future__ import annotations
 
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.untrained import StateMerger
-from nfdt.core.errors import ProtocolError
+from nfdt.core.errors import JobTaken, ProtocolError, UsageError
 from nfdt.core.jobs.admission import read_manifest
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.specs.job import JobSpec
-from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.artifacts import artifact_names
-from nfdt.jobserver.client_control import ClientControl
 from nfdt.jobserver.context import ServerContext
-from nfdt.jobserver.job_log import JobLog, SlotNotes
+from nfdt.jobserver.job_log import JobLog
 from nfdt.jobserver.job_parts import JobParts
 from nfdt.jobserver.job_slots import JobSlots
 from nfdt.jobserver.mailbox import Mailbox
-from nfdt.jobserver.pool_slot import PoolSlot, SlotListener, SlotMessageKind
-from nfdt.jobserver.ring_makers import make_rings
 from nfdt.jobserver.shard_clients import ShardClients
+from nfdt.jobserver.slot_rings import make_rings
 from nfdt.jobserver.topologies import topology_class
 from nfdt.jobserver.topologies.base import Topology
 from nfdt.jobserver.topologies.shard_recovery import ShardRecovery
@@ -90,6 +88,87 @@ class StateComposer:
             self._moment = None
 
 
+@dataclass
+class ClientControl:
+    """Requests of the clients of one job, guarded by the job's lock.
+
+    Attributes:
+        interactive: Whether a client permits each epoch (an interactive job); False once that client is gone.
+        unwatched_since: Time of the last change of ``watchers``.
+        permitted: Last epoch that the client permits.
+        until: Number of steps of that epoch after which it pauses, as at its end; None: no pause.
+        stop_training: Whether the client has requested a clean end of the job; taken once.
+        learning_rate: Last learning rate that was set.
+        weights: Artifact of the state that was set before training began.
+        watchers: Number of clients that watch the job.
+        attached: Number of watches of each client session that runs callbacks; more than one while it reconnects.
+    """
+
+    interactive: bool
+    unwatched_since: float
+    permitted: int = -1
+    until: int | None = None
+    stop_training: bool = False
+    learning_rate: float | None = None
+    weights: str | None = None
+    watchers: int = 0
+    attached: Counter[str] = field(default_factory=Counter)
+
+    def watch(self, change: int, now: float, session: str = "") -> None:
+        """Add ``change`` to the number of watching clients; one with a session permits the epochs from then on.
+
+        Raises:
+            JobTaken: The client of another session does so.
+        """
+        if session:
+            if change > 0:
+                self.check_free(session)
+                self.interactive = True
+            self.attached[session] += change
+        self.watchers += change
+        self.unwatched_since = now
+
+    def check_free(self, session: str) -> None:
+        """Raise JobTaken if the client of another session is attached."""
+        if any(count > 0 and one != session for one, count in self.attached.items()):
+            raise JobTaken(
+                "The job is attached to another script. Expected: one script at a time. End that script first; where "
+                "its machine has failed, the server notices within 90 s."
+            )
+
+    def permit(self, epoch: int, until: int | None) -> None:
+        """Permit an epoch to begin, or to resume after a pause."""
+        if epoch >= self.permitted:
+            self.permitted, self.until = epoch, until
+
+    def permits(self, epoch: int) -> bool:
+        """Whether this epoch may begin."""
+        return not self.interactive or self.permitted >= epoch
+
+    def steps_of(self, epoch: int) -> int | None:
+        """Return the number of steps after which this epoch pauses, as at its end; None: no pause."""
+        return self.until if self.interactive and epoch == self.permitted else None
+
+    def set_learning_rate(self, value: float) -> None:
+        """Set another learning rate.
+
+        Raises:
+            UsageError: The value is negative, infinite or no number.
+        """
+        if not 0 <= value < float("inf"):
+            raise UsageError(f"learning_rate: expected a number >= 0. Received: {value}.")
+        self.learning_rate = value
+
+    def pop_stop(self) -> bool:
+        """Return whether the client has requested a clean end; True once per request."""
+        wanted, self.stop_training = self.stop_training, False
+        return wanted
+
+    def abandoned(self, now: float, timeout_s: float) -> bool:
+        """Whether an interactive job has been without a client for too long."""
+        return self.interactive and self.watchers <= 0 and now - self.unwatched_since >= timeout_s
+
+
 @dataclass(frozen=True)
 class ActiveTraining:
     """Parts of a job that exist once its shards serve; ``recovery`` only if lost shards are restored."""
@@ -104,28 +183,27 @@ class ActiveTraining:
         """Whether no epoch is running."""
         return self.coordinator.phase in ("hold", "ended")
 
+    @property
+    def standing(self) -> bool:
+        """Whether no worker trains: between epochs, or while one is paused."""
+        return self.between_epochs or self.coordinator.standing
+
 
 @dataclass
-class JobCore:
-    """Core of one job: its state; only messages and the job's own thread use what changes.
+class JobCore(JobParts):
+    """Core of one job: its parts and its state. Only messages and the job's own thread use what changes.
 
     Attributes:
-        parts: Parts of the job that are the same from its submission to its end.
-        manifest: Manifest of its program.
-        token: Key of the job: shards get it, workers get tokens derived from it.
-        topology: Topology of the job; another one after a switch.
         control: Requests of the clients.
+        topology: Topology of the job; another one after a switch.
         training: Parts that exist once the shards serve; None before.
         shard_statistics: Statistics of each shard at the end of the last epoch.
         readers: Number of clients that read or write the state; no epoch begins in the meantime.
         ended: Whether the job is over.
     """
 
-    parts: JobParts
-    manifest: Manifest
-    token: str
-    topology: Topology
     control: ClientControl
+    topology: Topology = field(init=False)
     training: ActiveTraining | None = None
     shard_statistics: list[Mapping[str, Any]] = field(default_factory=list)
     readers: int = 0
@@ -143,7 +221,7 @@ class JobCore:
 
     def write(self, training: ActiveTraining, artifact: str) -> None:
         """Replace the state by an artifact; shards that are restored afterwards begin with it as well. A slow call."""
-        mailbox, slots, stored = self.parts.mailbox, self.parts.slots, False
+        mailbox, slots, stored = self.mailbox, self.slots, False
         while not stored:
             incarnation = mailbox.read(lambda: slots.incarnation)
             training.composer.replace(artifact)
@@ -158,18 +236,13 @@ class JobCore:
             coordinator.replaced()
             return training.between_epochs, coordinator.epochs_ended
 
-        between, epochs = self.parts.mailbox.handle(note)
-        if between and self.parts.server.keeps_checkpoints:
-            self.parts.job_log.checkpoint(artifact, epochs)
+        between, epochs = self.mailbox.handle(note)
+        if between and not self.server.embedded:
+            self.job_log.checkpoint(artifact, epochs)
 
 
 def make_core(
-    server: ServerContext,
-    job_id: str,
-    spec: JobSpec,
-    session: str,
-    listener: SlotListener,
-    control: ClientControl | None = None,
+    server: ServerContext, job_id: str, spec: JobSpec, session: str, control: ClientControl | None = None
 ) -> JobCore:
     """Return the core of a job that waits for its slots.
 
@@ -178,7 +251,6 @@ def make_core(
         job_id: The job.
         spec: Specification of the job.
         session: Client session; slots that have run its code serve no other.
-        listener: Called for each message of the job's slots.
         control: Requests of the clients in an earlier run of the job; None: there was none.
 
     Raises:
@@ -187,25 +259,11 @@ def make_core(
     manifest, fetchable, kind = read_manifest(spec, server.artifacts), artifact_names(spec), topology_class(spec)
     keep = frozenset({*fetchable, manifest.state})
     job_log = JobLog(server.store, server.artifacts, job_id, keep, server.clock)
-    notes, mailbox, token = SlotNotes(server.store, job_id, job_log), Mailbox(server.clock), secrets.token_hex(32)
-
-    def note(slot: PoolSlot, kind: SlotMessageKind, message: pb.SlotMessage | None) -> None:
-        job_slot = mailbox.read(lambda: slots.job_slot_of(slot))
-        if job_slot is not None and message is not None:
-            notes.receive(job_slot.name, message)
-
-    slots = JobSlots(
-        server,
-        job_id,
-        spec,
-        session,
-        token,
-        listener,
-        kind.view.slots_wanted(spec),
-        portable=not (spec.code or manifest.tables),
-        noted=note,
-    )
-    rings = make_rings(server, job_id, spec, slots, job_log, notes, mailbox.end)
-    parts = JobParts(server, job_id, slots, job_log, fetchable, rings, mailbox)
+    mailbox, portable = Mailbox(server.clock), not (spec.code or manifest.tables)
+    wanted = kind.view.slots_wanted(spec)
+    slots = JobSlots(server, job_id, spec, session, secrets.token_hex(32), wanted, portable=portable)
+    rings = make_rings(slots, job_log, mailbox.end)
     control = control or ClientControl(spec.attended, server.clock.now())
-    return JobCore(parts, manifest, token, kind(parts, spec), control)
+    core = JobCore(server, job_id, slots, job_log, fetchable, rings, mailbox, manifest, control)
+    core.topology = kind(core, spec)
+    return core

@@ -14,6 +14,7 @@ from typing import Any
 from nfdt.core.clock import Clock
 from nfdt.core.errors import NotStored, ProtocolError, UsageError
 from nfdt.core.jobs.artifacts import ArtifactStore
+from nfdt.core.jobs.job_record import JobState
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.specs.callbacks import CallbacksSpec
 from nfdt.core.specs.job import EpochProgress
@@ -21,7 +22,6 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.messages import MOST_LINES, readable_lines
 from nfdt.core.work.spans import CAPACITY, SPAN
 from nfdt.jobserver.outcome import JobOutcome
-from nfdt.launch.horovod_log import RingStall, describe
 
 _log = logging.getLogger(__name__)
 
@@ -113,29 +113,28 @@ class JobLog:
             NotStored: There has been no room for too long: the job must fail.
         """
         try:
-            self.settled()
+            self.flush()
         except NotStored as error:
             self._patience.check(error)
 
-    def settled(self) -> bool:
-        """Write what found no room before; return True.
+    def flush(self) -> None:
+        """Write what found no room before.
 
         Raises:
             NotStored: There is still no room.
         """
         with self._lock:
             self._write_all()
-        return True
 
-    def begin(self, outcome: JobOutcome) -> None:
+    def enter(self, state: JobState) -> None:
         """Store the job's next state."""
-        self._write(partial(self._transition, outcome, self._store.now()))
+        self._write(partial(self._transition, JobOutcome(state), self._store.now()))
 
     def _transition(self, outcome: JobOutcome, at: float) -> None:
         self._store.transition(self._job_id, outcome.state, reason=outcome.reason, error=outcome.error, at=at)
 
     def end(self, outcome: JobOutcome | None) -> None:
-        """Store the job's last state, if it has one yet; if there is no room now, :meth:`settled` tries again."""
+        """Store the job's last state, if it has one yet; if there is no room now, the scheduler tries again."""
         self._write(*([] if outcome is None else [partial(self._end, outcome, self._store.now())]))
 
     def _end(self, outcome: JobOutcome, at: float) -> None:
@@ -171,16 +170,31 @@ class JobLog:
                     return
             self.record("log", {"worker": worker, "level": level, "text": text})
 
+    def write_message(self, process: str, message: pb.SlotMessage) -> None:
+        """Write the output or the spans of a process, also after the end of the job.
+
+        Args:
+            process: Name of the process, as ``worker-0``.
+            message: Message with its output or spans.
+
+        Raises:
+            ProtocolError: The spans are no records, or too many.
+        """
+        if message.HasField("output"):
+            self.output(process, message.output.lines)
+            return
+        spans = message.spans
+        if len(spans.records) % SPAN.itemsize or len(spans.records) > CAPACITY * SPAN.itemsize:
+            raise ProtocolError(
+                f"Spans of {process}: expected at most {CAPACITY} records of {SPAN.itemsize} bytes. "
+                f"Received: {len(spans.records)} bytes."
+            )
+        with contextlib.suppress(NotStored):  # the trace has a gap
+            self._store.add_spans(self._job_id, process, spans.records, spans.offset_s, spans.error_s)
+
     def stalled(self, waiting_for: list[str], since_s: float) -> None:
         """Append a ``stalled`` event."""
         self.record("stalled", {"waiting_for": waiting_for, "since_s": since_s})
-
-    def ring_messages(self, stalls: Iterable[RingStall], texts: Iterable[str]) -> None:
-        """Append stalls and messages that were found in the log of the job's ring."""
-        for stall in stalls:
-            self.record("stalled", describe(stall))
-        for text in texts:
-            self.write("warning", text)
 
     def workers(self, statistics: Mapping[str, Any]) -> None:
         """Update the statistics of the workers."""
@@ -220,7 +234,7 @@ class JobLog:
         Raises:
             NotStored: There is no room for what must be written before.
         """
-        self.settled()
+        self.flush()
         job = self._store.get(self._job_id)
         names = (self._passing, job.checkpoint_artifact, job.result_artifact, *job.kept)
         return {*self._keep, *(name for name in names if name)}
@@ -231,7 +245,7 @@ class JobLog:
         Raises:
             NotStored: There is no room; the job can do without.
         """
-        self.settled()
+        self.flush()
         text = progress.model_copy(update={"records": records}).model_dump_json() if progress is not None else None
         self._store.update(self._job_id, snapshot_artifact=artifact or None, snapshot_json=text)
 
@@ -247,34 +261,3 @@ class JobLog:
         self._write(self._update(result_artifact=artifact))
         self.workers(statistics)
         self.record("result", {"artifact": artifact, "method": method, "workers": dict(statistics)})
-
-
-class SlotNotes:
-    """Writer of these records; any thread may call, also after the end of the job.
-
-    Args:
-        store: Store of jobs and events.
-        job_id: The job.
-        job_log: Log of the job.
-    """
-
-    def __init__(self, store: JobStore, job_id: str, job_log: JobLog) -> None:
-        self._store, self._job_id, self._job_log = store, job_id, job_log
-
-    def receive(self, process: str, message: pb.SlotMessage) -> None:
-        """Write output or spans of a process, as in ``worker-0``.
-
-        Raises:
-            ProtocolError: the spans are no records, or too many.
-        """
-        if message.HasField("output"):
-            self._job_log.output(process, message.output.lines)
-            return
-        spans = message.spans
-        if len(spans.records) % SPAN.itemsize or len(spans.records) > CAPACITY * SPAN.itemsize:
-            raise ProtocolError(
-                f"Spans of {process}: expected at most {CAPACITY} records of {SPAN.itemsize} bytes. "
-                f"Received: {len(spans.records)} bytes."
-            )
-        with contextlib.suppress(NotStored):  # the trace has a gap
-            self._store.add_spans(self._job_id, process, spans.records, spans.offset_s, spans.error_s)

@@ -12,16 +12,15 @@ from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job_log import LIMIT_S, PAUSE_S, DiskPatience, JobLog
 from nfdt.jobserver.job_slots import JobSlots
 from nfdt.jobserver.mailbox import Mailbox
+from nfdt.jobserver.shard_clients import ShardClients, connect_shards
 from nfdt.launch.ring import RingMaker
+from nfdt.model.program.manifest import Manifest
 
 START_POLL_S = 0.2  # interval of checks for the parts that must start
 START_TIMEOUT_S = 180.0  # limit for shards, and for the rings of groups
 
-WaitFor = Callable[[Callable[[], list[str]]], None]
-"""Returns when a function names no missing part any more; raises when the job ends or it takes too long."""
 
-
-@dataclass(frozen=True)
+@dataclass
 class JobParts:
     """Parts of one job that are the same from its submission to its end.
 
@@ -33,6 +32,7 @@ class JobParts:
         fetchable: Names of the artifacts that the job's slots may fetch.
         rings: Maker of the job's rings; None: the server can make none.
         mailbox: Messages of the job.
+        manifest: Manifest of its program.
     """
 
     server: ServerContext
@@ -42,12 +42,18 @@ class JobParts:
     fetchable: set[str]
     rings: RingMaker | None
     mailbox: Mailbox
+    manifest: Manifest
+
+    def connect_shards(self) -> ShardClients:
+        """Return a client of the shards at their current addresses."""
+        addresses = [job_slot.address for job_slot in self.slots.shards]
+        return connect_shards(addresses, self.manifest, self.slots.shard_key, authority=self.slots.shard_ca)
 
     def wait_for(self, missing: Callable[[], list[str]]) -> None:
-        """Wait until ``missing`` returns no parts; see :data:`WaitFor`.
+        """Wait until ``missing`` names no part any more.
 
         Raises:
-            JobFailed: The time limit has passed.
+            JobFailed: The time limit has passed. If the job ends before, the reason is raised.
         """
         clock = self.server.clock
         deadline = clock.now() + START_TIMEOUT_S

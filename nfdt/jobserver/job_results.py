@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from nfdt.core.specs.callbacks import CallbacksSpec
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work.statistics import FIRST_LOSS
 from nfdt.jobserver.job_core import ActiveTraining, JobCore
-from nfdt.jobserver.worker_statistics import merge_statistics
+from nfdt.jobserver.topologies.groups import RECENT, RING
 
 GROWTH = 1e6  # over the least loss before
 LEAST = 1.0  # a loss that begins near zero may grow to ordinary size
@@ -27,7 +27,7 @@ class JobResults:
     """
 
     def __init__(self, core: JobCore, training: ActiveTraining) -> None:
-        self._core, self._parts, self._training = core, core.parts, training
+        self._core, self._training = core, training
         self._refused: dict[str, int] = {}
         self._diverges = False
         self._losses: list[float] = []  # the least mean of an epoch so far
@@ -39,18 +39,18 @@ class JobResults:
         if self._core.spec.method != "fit":
             return
         statistics = self._statistics(self._core.shard_statistics)
-        self._parts.job_log.workers_so_far(statistics)
+        self._core.job_log.workers_so_far(statistics)
         if refused := [name for name, row in statistics.items() if row.get("dropped")]:
             text = "were refused, as they are NaN or infinite, or would have made weights so."
             self._warn(f"Gradients of {', '.join(refused)} {text}")
 
     def look_for_nan(self, epoch: int, logs: Mapping[str, Any]) -> None:
-        """Warn of a running log that is no number."""
+        """Warn about a log that is NaN or infinite."""
         if broken := [name for name, value in logs.items() if isinstance(value, float) and not math.isfinite(value)]:
             self._warn(f"{', '.join(broken)} is not finite in epoch {epoch + 1}.")
 
     def look_for_growth(self, epoch: int, logs: Mapping[str, Any]) -> None:
-        """Warn of an epoch's loss that is out of all proportion to those before."""
+        """Warn about the loss of an epoch that is out of all proportion to those before."""
         loss = logs.get("loss")
         if not isinstance(loss, float) or not math.isfinite(loss):
             return
@@ -62,20 +62,20 @@ class JobResults:
         self._losses = [min([*self._losses, loss], key=abs)]
 
     def epoch_begins(self) -> None:
-        """Take the time at which an epoch begins."""
-        self._epoch_began = self._parts.server.clock.now()
+        """Record the time at which an epoch begins."""
+        self._epoch_began = self._core.server.clock.now()
 
     def steps_end(self) -> None:
-        """Take the time at which all steps of an epoch are done; validation follows."""
-        self._steps_ended = self._parts.server.clock.now()
+        """Record the time at which all steps of an epoch are done; validation follows."""
+        self._steps_ended = self._core.server.clock.now()
 
     def compare_forecast(self, epoch: Mapping[str, Any]) -> None:
-        """Append how far the job's forecast was off, at an epoch's end; the first epoch compiles and does not count."""
+        """Record the measured speed beside the job's forecast, if it has one."""
         forecast = self._core.spec.forecast
         if forecast is None:
             return
         self._trained.append((epoch["samples"], self._steps_ended - self._epoch_began))
-        counted = self._trained[1:] or self._trained
+        counted = self._trained[1:] or self._trained  # the first epoch compiles
         samples, seconds = (sum(column) for column in zip(*counted, strict=True))
         if seconds <= 0:
             return
@@ -86,13 +86,13 @@ class JobResults:
             "measured_samples_per_s": samples / seconds,
             "measured_staleness": sum(tau * count for tau, count in bins.items()) / (bins.total() or 1),
         }
-        self._parts.job_log.record("forecast", {**forecast.model_dump(), **measured})
+        self._core.job_log.record("forecast", {**forecast.model_dump(), **measured})
 
     def _warn(self, what: str) -> None:
         """Warn once that the training diverges, with what helps the job's algorithm."""
         if not self._diverges:
             self._diverges = True
-            self._parts.job_log.write("warning", f"The training diverges: {what} {advice(self._core.spec)}")
+            self._core.job_log.write("warning", f"The training diverges: {what} {advice(self._core.spec)}")
 
     def end_epoch(self, callbacks: CallbacksSpec | None, *, stops: bool) -> None:
         """Write the statistics and the state at an epoch's end, before the next one may begin.
@@ -101,37 +101,37 @@ class JobResults:
             callbacks: Callbacks of a detached job after the epoch.
             stops: Whether they end the training: the state is that after all epochs.
         """
-        core, parts, training = self._core, self._parts, self._training
+        core, training = self._core, self._training
         if core.spec.method != "fit":
             return
         epochs = training.coordinator.epochs_ended
-        counts = parts.mailbox.call(training.shards.statistics) if core.topology.view.pushes else []
+        counts = core.mailbox.call(training.shards.statistics) if core.topology.view.pushes else []
         core.shard_statistics = counts
         statistics = self._statistics(counts)
-        parts.job_log.workers(statistics)
+        core.job_log.workers(statistics)
         self._report_refused(statistics)
-        if parts.server.keeps_checkpoints:
-            artifact = parts.store(partial(training.composer.compose, epochs))
-            parts.job_log.checkpoint(artifact, core.spec.fit.epochs if stops else epochs, callbacks)
+        if not core.server.embedded:
+            artifact = core.store(partial(training.composer.compose, epochs))
+            core.job_log.checkpoint(artifact, core.spec.fit.epochs if stops else epochs, callbacks)
 
     def end_training(self) -> None:
         """Write the state at the end of training, or the answers of a job that only evaluates."""
-        core, parts, training = self._core, self._parts, self._training
+        core, training = self._core, self._training
         if core.spec.method == "fit":
-            artifact = parts.store(partial(training.composer.compose, training.coordinator.epochs_ended))
+            artifact = core.store(partial(training.composer.compose, training.coordinator.epochs_ended))
         else:
-            artifact = parts.store(partial(parts.server.artifacts.put, training.coordinator.merger.metrics))
-        counts = parts.mailbox.call(training.shards.statistics)
-        parts.job_log.result(artifact, self._statistics(counts), core.spec.method)
+            artifact = core.store(partial(core.server.artifacts.put, training.coordinator.merger.metrics))
+        counts = core.mailbox.call(training.shards.statistics)
+        core.job_log.result(artifact, self._statistics(counts), core.spec.method)
         if training.recovery is not None:
-            training.recovery.forget()
+            training.recovery.delete_snapshot()
 
     def _report_refused(self, statistics: Mapping[str, Mapping[str, Any]]) -> None:
         """Warn per epoch about workers whose pushes the shards refused."""
         for name, row in statistics.items():
             refused = int(row.get("dropped") or 0)
             if more := refused - self._refused.get(name, 0):
-                self._parts.job_log.write(
+                self._core.job_log.write(
                     "warning",
                     f"{more} pushes of {name} were refused in the epoch that has ended: the gradient was NaN or "
                     "infinite, or would have made weights so. The weights are those before.",
@@ -143,10 +143,10 @@ class JobResults:
             speeds = self._training.coordinator.speeds()
             return {
                 name: {**job_slot.details, **job_slot.report, **speeds.get(name, {})}
-                for name, job_slot in self._parts.slots.workers.items()
+                for name, job_slot in self._core.slots.workers.items()
             }
 
-        return merge_statistics(self._parts.mailbox.read(rows), shards)
+        return merge_statistics(self._core.mailbox.read(rows), shards)
 
 
 def advice(spec: JobSpec) -> str:
@@ -171,3 +171,30 @@ def has_exploded(loss: float, before: Iterable[float]) -> bool:
         before: Losses of first batches and of earlier epochs; without any, nothing is known of the loss's scale.
     """
     return any(loss > GROWTH * max(LEAST, abs(each)) for each in before)
+
+
+def merge_statistics(
+    workers: Mapping[str, Mapping[str, Any]], shards: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, dict[str, Any]]:
+    """Merge reports and counts into one entry per worker, in the order of ``workers``.
+
+    Args:
+        workers: Details (host, pid, device) and report of each worker.
+        shards: Counts of each shard, with ``workers``: {name: {pushes, duplicates, dropped, staleness}}.
+
+    Returns:
+        Entries of the workers; ``duplicates`` is the sum over shards, ``dropped`` the maximum over shards, and
+        ``staleness`` that of the shards if the worker reported none (it died before its first report).
+    """
+    merged: dict[str, dict[str, Any]] = {}
+    for name, row in workers.items():
+        counts = [shard.get("workers", {}).get(name, {}) for shard in shards]
+        total = {**row, "duplicates": sum(int(c.get("duplicates", 0)) for c in counts)}
+        for private in (RECENT, RING):
+            total.pop(private, None)
+        if dropped := [int(c["dropped"]) for c in counts if "dropped" in c]:
+            total["dropped"] = max(dropped)  # a worker cannot distinguish dropped and repeated pushes
+        if "staleness" not in total and counts:
+            total["staleness"] = dict(counts[0].get("staleness", {}))
+        merged[name] = total
+    return merged

@@ -37,12 +37,12 @@ class JobSlots:
         job_id: The job.
         spec: Specification of the job.
         session: Client session; slots that have run its code serve no other.
-        token: Key of the job: shards get it, workers get tokens derived from it.
-        listener: Called for each message of the slots.
-        noted: Called for their output and spans; None: these are dropped.
         wanted: Number of workers that the job takes from the pool.
 
     Attributes:
+        server: The server.
+        job_id: The job.
+        token: Key of the job: shards get it, workers get tokens derived from it.
         spec: Specification that shards and workers get.
         wanted: Number of workers that the job takes from the pool.
         ring: Name of the job's allreduce ring, whose slots the job takes; "" without one.
@@ -61,16 +61,14 @@ class JobSlots:
         spec: JobSpec,
         session: str,
         token: str,
-        listener: SlotListener,
         wanted: int,
         *,
         portable: bool = True,
-        noted: SlotListener | None = None,
     ) -> None:
-        self._server, self._job_id, self.spec, self.wanted = server, job_id, spec, wanted
+        self.server, self.job_id, self.spec, self.wanted = server, job_id, spec, wanted
         self._portable = portable
-        self._token = self.shard_key = token
-        self._user = SlotUser(job_id, listener, session or job_id, spec.code, noted)
+        self.token = self.shard_key = token
+        self._user = SlotUser(job_id, session or job_id, spec.code)
         self._joined = 0
         self._quick_deaths = 0
         self._newcomers = 0  # number of the first worker that joined after the first of these deaths
@@ -81,11 +79,15 @@ class JobSlots:
         self.shard_state = ShardState()
         self.incarnation = 0
 
+    def listen(self, listener: SlotListener) -> None:
+        """Send the messages of the slots that the job takes from now on to a listener."""
+        self._user = replace(self._user, listener=listener)
+
     def accepts(self, slot: PoolSlot) -> bool:
         """Whether a worker slot runs the versions that this job's code requires, and a backend that it can use."""
         if self.spec.code and version_conflict(self.spec.versions, slot.versions) is not None:
             return False
-        return self._is_on_backend(slot) or (self._portable and not self._server.is_launched(slot))
+        return self._is_on_backend(slot) or (self._portable and not self.server.is_launched(slot))
 
     def _is_on_backend(self, slot: PoolSlot) -> bool:
         return backend_of(slot.versions) == backend_of(self.spec.versions)
@@ -96,16 +98,16 @@ class JobSlots:
 
     def accepts_shard(self, slot: PoolSlot) -> bool:
         """Whether workers reach a shard in this slot; the leader of the job's ring is one in any case."""
-        return bool(self.ring) or self._server.accepts_shard(slot.hello)
+        return bool(self.ring) or self.server.accepts_shard(slot.hello)
 
     @functools.cached_property
     def _authority(self) -> CertificateAuthority | None:
         """Authority of the certificates of the job's shards; None without TLS."""
-        if not self._server.tls:
+        if not self.server.tls:
             return None
         from nfdt.core.wire.certificates import CertificateAuthority  # takes 0.1 s to import
 
-        return CertificateAuthority(f"nfdt {self._job_id}")
+        return CertificateAuthority(f"nfdt {self.job_id}")
 
     @property
     def shard_ca(self) -> bytes | None:
@@ -115,8 +117,8 @@ class JobSlots:
 
     def evict_other_sessions(self) -> None:
         """End free slots that have run code of other sessions and so cannot serve this job."""
-        self._server.pool.evict_other_sessions("shard", self._user.session, self.ring)
-        self._server.pool.evict_other_sessions("worker", self._user.session, self.ring)
+        self.server.pool.evict_other_sessions("shard", self._user.session, self.ring)
+        self.server.pool.evict_other_sessions("worker", self._user.session, self.ring)
 
     def acquire_shards(self, count: int) -> int:
         """Take free shard slots; return the number of the job's shards."""
@@ -125,19 +127,19 @@ class JobSlots:
         return len(self.shards)
 
     def _take_shards(self, count: int) -> list[PoolSlot]:
-        return self._server.pool.take(
+        return self.server.pool.assign(
             self._user,
             "shard",
             count,
             ring=self.ring,
             accepts=self.accepts_shard,
-            order=lambda slots: spread_over_machines(slots, self._server.is_here),
+            order=lambda slots: spread_over_machines(slots, self.server.is_here),
         )
 
     def acquire_workers(self, count: int) -> list[JobSlot]:
         """Take free worker slots for up to ``count`` more workers, which get new numbers."""
-        pool, most = self._server.pool, min(count, self.may_join)
-        taken = pool.take(self._user, "worker", most, ring=self.ring, accepts=self.accepts, order=self._preferred)
+        pool, most = self.server.pool, min(count, self.may_join)
+        taken = pool.assign(self._user, "worker", most, ring=self.ring, accepts=self.accepts, order=self._preferred)
         return [self._add(slot) for slot in taken]
 
     @property
@@ -148,7 +150,7 @@ class JobSlots:
     def died(self, job_slot: JobSlot, how: str) -> bool:
         """Record the end of a worker's process; return whether workers end right after their start and none is left."""
         self.last_death = f"{job_slot.name} is lost: {how}"
-        age_s = 0.0 if job_slot.started_at is None else self._server.clock.now() - job_slot.started_at
+        age_s = 0.0 if job_slot.started_at is None else self.server.clock.now() - job_slot.started_at
         if age_s >= QUICK_S and job_slot.report.get("steps"):
             self._quick_deaths = 0
             return False
@@ -157,13 +159,13 @@ class JobSlots:
         self._quick_deaths += 1
         return self._quick_deaths >= QUICK_DEATHS and all(s.index >= self._newcomers for s in self.living())
 
-    def take_ranks(self, choose: SlotChoice, listener: SlotListener, noted: SlotListener) -> list[PoolSlot]:
-        """Take the free worker slots that a function chooses for the ranks of a ring, with their own listeners."""
-        return self._server.pool.take_chosen(replace(self._user, listener=listener, noted=noted), "worker", choose)
+    def assign_ranks(self, choose: SlotChoice, listener: SlotListener) -> list[PoolSlot]:
+        """Take the free worker slots that a function chooses for the ranks of a ring, with their own listener."""
+        return self.server.pool.assign_chosen(replace(self._user, listener=listener), "worker", choose)
 
     def acquire_leader(self, ring: Ring) -> JobSlot | None:
         """Take the slot of a group's rank 0, if it is registered."""
-        taken = self._server.pool.take(self._user, "worker", 1, ring=ring.name)
+        taken = self.server.pool.assign(self._user, "worker", 1, ring=ring.name)
         return self._add(taken[0], ring.shape.members) if taken else None
 
     def _add(self, slot: PoolSlot, members: tuple[int, ...] = ()) -> JobSlot:
@@ -174,12 +176,12 @@ class JobSlots:
 
     def take_over(self, shard: JobSlot, worker: JobSlot) -> bool:
         """Assign both positions to the ring's next leader; return whether it is registered."""
-        pool, ring = self._server.pool, self.ring
+        pool, ring = self.server.pool, self.ring
         if not pool.attending("shard", ring=ring)[1] or not pool.attending("worker", ring=ring)[1]:
             return False
         for job_slot in (shard, worker):
             role: Role = "shard" if job_slot is shard else "worker"
-            (slot,) = pool.take(self._user, role, 1, ring=ring)
+            (slot,) = pool.assign(self._user, role, 1, ring=ring)
             job_slot.slot, job_slot.address, job_slot.failing_over, job_slot.call = slot, "", False, 0
         return True
 
@@ -199,7 +201,7 @@ class JobSlots:
     def start_shard(self, job_slot: JobSlot) -> None:
         """Assign a shard to a slot."""
         message = pb.ShardAssignment(
-            job_id=self._job_id,
+            job_id=self.job_id,
             spec_json=self.spec.model_dump_json(),
             index=job_slot.index,
             shards=len(self.shards),
@@ -216,20 +218,20 @@ class JobSlots:
 
     def start_worker(self, job_slot: JobSlot, here: int) -> None:
         """Assign a worker to a slot; ``here`` is the number of the job's workers that share this machine's cores."""
-        local = self._server.is_here(job_slot.slot.hello)
-        job_slot.started_at = self._server.clock.now()
+        local = self.server.is_here(job_slot.slot.hello)
+        job_slot.started_at = self.server.clock.now()
         message = pb.WorkerAssignment(
-            job_id=self._job_id,
+            job_id=self.job_id,
             spec_json=self.spec.model_dump_json(),
             worker=job_slot.name,
             index=job_slot.index,
             shards=[shard.address for shard in self.shards],
             artifact_dir=self.artifact_dir(job_slot.slot),
-            job_token=worker_token(self._token, job_slot.name),
+            job_token=worker_token(self.token, job_slot.name),
             shard_token=worker_token(self.shard_key, job_slot.name),
             incarnation=self.incarnation,
             shard_ca=self.shard_ca or b"",
-            threads=max(1, self._server.cores // max(1, here)) if local and not job_slot.slot.hello.ring else 0,
+            threads=max(1, self.server.cores // max(1, here)) if local and not job_slot.slot.hello.ring else 0,
         )
         job_slot.slot.send(pb.Assignment(worker=message))
 
@@ -252,7 +254,7 @@ class JobSlots:
     def move_message(self, worker: JobSlot) -> pb.MoveShards:
         """Return the message with which a worker finds the restored shards."""
         return pb.MoveShards(
-            job_id=self._job_id,
+            job_id=self.job_id,
             incarnation=self.incarnation,
             shards=[shard.address for shard in self.shards],
             shard_token=worker_token(self.shard_key, worker.name),
@@ -265,17 +267,13 @@ class JobSlots:
             if job_slot.started_at is not None:
                 job_slot.slot.send(pb.Assignment(move_shards=self.move_message(job_slot)))
 
-    def count_here(self) -> int:
-        """Return the number of live workers on this machine."""
-        return sum(self._server.is_here(job_slot.slot.hello) for job_slot in self.living())
-
     def artifact_dir(self, slot: PoolSlot) -> str:
         """Return the directory in which a slot can read the job's artifacts in place; "" if it must fetch them."""
-        return str(self._server.artifacts.root) if self._server.is_here(slot.hello) else ""
+        return str(self.server.artifacts.root) if self.server.is_here(slot.hello) else ""
 
     def admit(self, job_slots: Iterable[JobSlot], coordinator: Coordinator) -> None:
         """Admit workers to the training."""
-        here = self.count_here()
+        here = sum(self.server.is_here(job_slot.slot.hello) for job_slot in self.living())
         for job_slot in job_slots:
             coordinator.joined(job_slot.name, job_slot.index, job_slot.details)
             job_slot.admitted = True
@@ -285,22 +283,22 @@ class JobSlots:
     def release_all(self) -> None:
         """Release every slot at the end of the job."""
         for job_slot in (*self.workers.values(), *self.shards):
-            self._server.pool.release(job_slot.slot, self._job_id)
+            self.server.pool.release(job_slot.slot, self.job_id)
 
     def release(self, job_slot: JobSlot) -> None:
         """Remove a slot from the job; it is free as soon as its process has dropped the job."""
         job_slot.gone = True
-        self._server.pool.release(job_slot.slot, self._job_id)
+        self.server.pool.release(job_slot.slot, self.job_id)
 
     def shut_down(self, job_slot: JobSlot) -> None:
         """Remove a slot from the job, and make its process, which still answers, exit."""
         job_slot.gone = True
         if not job_slot.admitted:
             del self.workers[job_slot.name]  # it has no statistics
-        self._server.pool.dismiss(job_slot.slot)
+        self.server.pool.dismiss(job_slot.slot)
 
     def kill(self, job_slot: JobSlot) -> None:
         """Remove a slot from the job, and kill its process, which does not answer, if that is possible."""
         job_slot.gone = True
-        self._server.pool.dismiss(job_slot.slot)
-        self._server.kill(job_slot.slot.hello)
+        self.server.pool.dismiss(job_slot.slot)
+        self.server.kill(job_slot.slot.hello)

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,14 +38,12 @@ from nfdt.jobserver.server_parts import (
     ServerOptions,
     certificate_warning,
     make_context,
-    make_launcher,
+    make_launchers,
     make_page,
-    make_rings,
     shard_host,
 )
 from nfdt.jobserver.workers_service import WorkersService
 from nfdt.launch.horovod_command import RingShape
-from nfdt.launch.processes import LocalLauncher
 
 if TYPE_CHECKING:
     from nfdt.web.server import PageServer
@@ -57,48 +55,31 @@ PARENT_POLL_S = 1.0  # interval of checks of the parent process
 MAX_THREADS = 4096
 
 
-@dataclass(frozen=True)
-class ServerParts:
-    """Parts of a job server that end with it."""
-
-    server: grpc.Server
-    scheduler: Scheduler
-    context: ServerContext
-    launcher: LocalLauncher | None
-    audit: AuditLog
-    page: PageServer | None
-
-
+@dataclass
 class RunningServer:
-    """Server that listens at ``address``, and in plain text at ``local``; created by :func:`serve`."""
+    """Server that serves; created by :func:`serve`.
 
-    def __init__(self, address: str, local: str, parts: ServerParts, lock: int) -> None:
-        self.address, self.local = address, local
-        self.page = parts.page
-        self._audit, self._lock = parts.audit, lock
-        self._server, self._scheduler = parts.server, parts.scheduler
-        self._context, self._launcher = parts.context, parts.launcher
-        self._stopping = threading.Lock()
-        self._stopped = threading.Event()
+    Attributes:
+        address: Address for clients and slots.
+        local: Plain-text address on loopback, for slots of this machine.
+        context: Stores and slots of the server.
+        scheduler: Its jobs.
+        page: Page for browsers; None: there is none.
+    """
+
+    address: str
+    local: str
+    context: ServerContext
+    scheduler: Scheduler
+    page: PageServer | None
+    _ending: contextlib.ExitStack
+    _stopping: threading.Lock = field(default_factory=threading.Lock)
+    _stopped: threading.Event = field(default_factory=threading.Event)
 
     def stop(self) -> None:
         """Stop jobs, slots and streams, and close files. Safe to call twice and from any thread."""
         with self._stopping:
-            if self._stopped.is_set():
-                return
-            self._scheduler.stop()
-            self._context.pool.dismiss_all()
-            if self._launcher is not None:
-                self._launcher.stop()
-            if self._context.rings is not None:
-                self._context.rings.stop()
-            self._context.store.wake()
-            if self.page is not None:
-                self.page.stop()
-            self._server.stop(GRACE_S).wait()
-            self._context.store.close()
-            self._audit.close()
-            os.close(self._lock)
+            self._ending.close()
             self._stopped.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -164,18 +145,19 @@ def serve(options: ServerOptions) -> RunningServer:
     options = replace(options, advertise=shard_host(options))
     lock = _occupy(options.state_dir)
     audit = AuditLog(options.state_dir / "audit.log")
-    schedulers: list[Scheduler] = []
+
+    def in_use() -> set[str]:
+        return scheduler.artifacts_in_use()
+
     artifacts = ArtifactStore(
         options.state_dir / "artifacts",
         quota_bytes=options.limits.state_dir_bytes,
         max_artifact_bytes=options.limits.artifact_bytes,
-        in_use=lambda: schedulers[0].artifacts_in_use(),
+        in_use=in_use,
     )
-    launcher = make_launcher(options, local, slot_token)
-    rings = make_rings(options, local, slot_token)
+    launcher, rings = make_launchers(options, local, slot_token)
     context = make_context(options, launcher, rings, artifacts)
     scheduler = Scheduler(context)
-    schedulers.append(scheduler)
     page = make_page(options, context.store, artifacts, scheduler, holders, audit) if options.ui else None
     jobs = JobsService(
         context.store,
@@ -191,12 +173,11 @@ def serve(options: ServerOptions) -> RunningServer:
     )
     jobs_pb2_grpc.add_JobsServicer_to_server(jobs, server)
     workers_pb2_grpc.add_WorkersServicer_to_server(WorkersService(context, scheduler), server)
-    scheduler.take_up()
+    scheduler.requeue_unfinished()
     server.start()
-    if launcher is not None:
+    if launcher is not None and rings is not None:
         launcher.ensure("shard", options.shards)
         launcher.ensure("worker", options.workers)
-    if rings is not None:
         for shape in options.rings:
             if not shape.in_slots:
                 rings.prepare(shape)
@@ -209,8 +190,20 @@ def serve(options: ServerOptions) -> RunningServer:
         _log.info("workers are sent to %s for shards of this machine (--advertise)", options.advertise)
         if warning := certificate_warning(options, options.advertise):
             _log.warning("%s", warning)
-    parts = ServerParts(server, scheduler, context, launcher, audit, page)
-    return RunningServer(address, local, parts, lock)
+    ending = contextlib.ExitStack()  # the last callback is called first
+    ending.callback(os.close, lock)
+    ending.callback(audit.close)
+    ending.callback(context.store.close)
+    ending.callback(lambda: server.stop(GRACE_S).wait())
+    if page is not None:
+        ending.callback(page.stop)
+    ending.callback(context.store.wake)  # calls that wait for events end before the grace is over
+    for part in (rings, launcher):
+        if part is not None:
+            ending.callback(part.stop)
+    ending.callback(context.pool.dismiss_all)
+    ending.callback(scheduler.stop)
+    return RunningServer(address, local, context, scheduler, page, ending)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -253,17 +246,6 @@ def _read_token(arguments: argparse.Namespace) -> Sequence[str]:
     return ensure_token_file(arguments.token_file or arguments.state_dir / "token")
 
 
-def _describe(server: RunningServer, token: str, state_dir: Path) -> contextlib.ExitStack:
-    """Let commands of this user find an embedded server; without a folder for its description, they do not."""
-    found = LocalServer(os.getpid(), server.local, token, str(state_dir))
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(described(found, servers_folder()))
-        except (UsageError, OSError) as error:
-            _log.warning("`nfdt jobs` will not find this server by itself: %s", error)
-        return stack.pop_all()
-
-
 def _run(server: RunningServer, arguments: argparse.Namespace, parent: Parent, token: str) -> None:
     """Serve until stopped; an embedded server removes its files.
 
@@ -273,21 +255,26 @@ def _run(server: RunningServer, arguments: argparse.Namespace, parent: Parent, t
         if signal.getsignal(number) is signal.SIG_IGN and arguments.embedded:
             continue  # its script decides
         signal.signal(number, lambda *_: threading.Thread(target=server.stop).start())
-    stack = contextlib.ExitStack()
-    try:
+    with contextlib.ExitStack() as ending:
+        if arguments.folder is not None:
+            ending.callback(_remove_files, arguments, parent)
+        ending.callback(server.stop)
         if arguments.embedded:
-            stack.enter_context(_describe(server, token, arguments.state_dir))
+            found = LocalServer(os.getpid(), server.local, token, str(arguments.state_dir))
+            try:
+                ending.enter_context(described(found, servers_folder()))
+            except (UsageError, OSError) as error:
+                _log.warning("`nfdt jobs` will not find this server by itself: %s", error)
         note_start("job server", "serves")
         print(json.dumps({"address": server.address}), flush=True)
         while not server.wait(0) and not (arguments.embedded and parent.is_gone):
             (parent if arguments.embedded else server).wait(PARENT_POLL_S)
-    finally:
-        stack.close()
-        server.stop()
-        if arguments.folder is not None:
-            shutil.rmtree(arguments.state_dir, ignore_errors=True)
-            if parent.is_gone:
-                shutil.rmtree(arguments.folder, ignore_errors=True)
+
+
+def _remove_files(arguments: argparse.Namespace, parent: Parent) -> None:
+    shutil.rmtree(arguments.state_dir, ignore_errors=True)
+    if parent.is_gone:
+        shutil.rmtree(arguments.folder, ignore_errors=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

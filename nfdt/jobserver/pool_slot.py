@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.resend_queue import ResendQueue
@@ -26,8 +26,9 @@ class PoolSlot:
         used: Whether it has been sent an assignment of any job.
         session: Client session whose code it has run; "" for none: it can serve any session.
         dismissed: Whether it was requested to exit, or has ended.
-        listener: Function that receives its messages while a job uses it.
-        noted: Function that receives its output and spans until it has dropped the job.
+        listener: Function of the job that receives its messages; None: no job uses it.
+        released: Whether the job has released it: until the process has dropped the job, only output and spans are
+            forwarded.
         to_send: Assignments to send to the process.
         stream: Number of its current stream.
         away: Whether that stream broke and the process may still resume it.
@@ -41,7 +42,7 @@ class PoolSlot:
     session: str = ""
     dismissed: bool = False
     listener: SlotListener | None = None
-    noted: SlotListener | None = None
+    released: bool = False
     to_send: ResendQueue[pb.Assignment] = field(default_factory=ResendQueue)
     stream: int = 0
     away: bool = False
@@ -65,8 +66,7 @@ class PoolSlot:
         self.to_send.put(assignment)
 
 
-@dataclass(frozen=True)
-class JoinedSlot:
+class JoinedSlot(NamedTuple):
     """Slot, number of its current stream, and whether it had an earlier one."""
 
     slot: PoolSlot
@@ -80,14 +80,12 @@ class SlotUser:
 
     Attributes:
         job_id: The job.
-        listener: Function that receives the slots' messages, and their loss; called without any lock held.
         session: Client session of the job: a slot that has run code of one session never serves another.
         code: Whether the job carries code.
-        noted: Function that receives the slots' output and spans; called without any lock held.
+        listener: Function that receives the slots' messages, and their loss; called without any lock held.
     """
 
     job_id: str
-    listener: SlotListener
     session: str = ""
     code: bool = False
-    noted: SlotListener | None = None
+    listener: SlotListener | None = None

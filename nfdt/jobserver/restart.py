@@ -1,4 +1,4 @@
-"""Jobs whose run was broken off, by the end of their server or of a part: which of them go on, and from which state."""
+"""Jobs that lost their server or a part of the weights: which of them go on, and from which state."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _log = logging.getLogger(__name__)
 MOST_RESTARTS = 3  # consecutive number of restarts without the end of an epoch, after which a job fails
 
 
-def take_up(store: JobStore, artifacts: ArtifactStore) -> list[str]:
+def requeue_unfinished(store: JobStore, artifacts: ArtifactStore) -> list[str]:
     """Queue the jobs that an earlier server left behind, and fail those that cannot go on.
 
     Returns:
         The jobs to run, oldest first.
     """
-    return [record.job_id for record in store.jobs(ACTIVE) if go_on(record, store, artifacts, RESTARTED)]
+    return [record.job_id for record in store.jobs(ACTIVE) if requeue(record, store, artifacts, RESTARTED)]
 
 
-def go_on(record: JobRecord, store: JobStore, artifacts: ArtifactStore, why: str) -> bool:
+def requeue(record: JobRecord, store: JobStore, artifacts: ArtifactStore, why: str) -> bool:
     """Queue a job again whose run was broken off; return whether there is something left to run.
 
     A job that cannot go on fails; one whose epochs are all trained ends with its result.
@@ -46,7 +46,7 @@ def go_on(record: JobRecord, store: JobStore, artifacts: ArtifactStore, why: str
         if record.checkpoint_artifact and (record.checkpoint_epochs or 0) >= spec.fit.epochs:
             _succeed(record, record.checkpoint_artifact, store)
             return False
-        _take_up(record, spec, store, artifacts, why)
+        _requeue_trained(record, spec, store, artifacts, why)
     except NfdtError as error:
         store.transition(record.job_id, "failed", reason=f"{why}: {error}")
         return False
@@ -60,8 +60,8 @@ def _succeed(record: JobRecord, state: str, store: JobStore) -> None:
     store.transition(record.job_id, "succeeded")
 
 
-def _take_up(record: JobRecord, spec: JobSpec, store: JobStore, artifacts: ArtifactStore, why: str) -> None:
-    """Queue a job that was training: from its newest intact state, else from its beginning."""
+def _requeue_trained(record: JobRecord, spec: JobSpec, store: JobStore, artifacts: ArtifactStore, why: str) -> None:
+    """Queue a job that was training, from its newest intact state or else from its beginning."""
     states = [state for state in stored_states(record, spec, fed=True) if _is_intact(state, artifacts)]
     if damaged := [name for name in sorted(artifact_names(spec)) if not artifacts.intact(name)]:
         raise JobFailed(f"{len(damaged)} of its artifacts are damaged or gone, first {damaged[0]}. Submit it again.")
@@ -71,18 +71,14 @@ def _take_up(record: JobRecord, spec: JobSpec, store: JobStore, artifacts: Artif
         admission.check_artifacts(states[0].spec, artifacts)
         before = admission.read_manifest(states[0].spec, artifacts)
         spec, where = states[0].resume(before, artifacts), states[0].where
-    _queue(record.job_id, spec, where, store, why)
+    going_on = f"training goes on {where}"
+    store.requeue(record.job_id, f"{why}; {going_on}", spec.model_dump_json(), epoch=spec.fit.initial_epoch)
+    text = f"{why[0].upper()}{why[1:]}: {going_on}. What was trained since then is trained again."
+    store.append(record.job_id, "log", {"worker": None, "level": "warning", "text": text})
+    _log.info("job %s goes on %s", record.job_id, where)
 
 
 def _is_intact(state: Checkpoint, artifacts: ArtifactStore) -> bool:
     if damaged := [name for name in state.artifacts if not artifacts.intact(name)]:
         _log.warning("the state %s is passed over: %s is damaged or gone", state.where, damaged[0])
     return not damaged
-
-
-def _queue(job_id: str, spec: JobSpec, where: str, store: JobStore, why: str) -> None:
-    reason = f"{why}; training goes on {where}"
-    store.requeue(job_id, reason, spec.model_dump_json(), epoch=spec.fit.initial_epoch)
-    text = f"{why[0].upper()}{why[1:]}: training goes on {where}. What was trained since then is trained again."
-    store.append(job_id, "log", {"worker": None, "level": "warning", "text": text})
-    _log.info("job %s goes on %s", job_id, where)

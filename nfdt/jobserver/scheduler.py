@@ -1,4 +1,4 @@
-"""Assignment of slots to jobs: first come, first served, while slots that do not exist hold up no other job."""
+"""Assignment of slots to jobs: first come, first served, but a job whose slots do not exist holds up no other."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from nfdt.core.sharding import count_shards
 from nfdt.core.specs.job import EpochProgress, JobSpec, check_groups, parse_job
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire.parsing import Seldom
-from nfdt.jobserver.client_control import ClientControl
 from nfdt.jobserver.context import ServerContext, check_capacity
 from nfdt.jobserver.job import Job
+from nfdt.jobserver.job_core import ClientControl
 from nfdt.jobserver.outcome import outcome_of
-from nfdt.jobserver.restart import go_on, take_up
-from nfdt.jobserver.ring_makers import takes_slots
+from nfdt.jobserver.restart import requeue, requeue_unfinished
+from nfdt.jobserver.slot_rings import takes_slots
 from nfdt.jobserver.topologies import topology_class
 from nfdt.jobserver.topologies.base import Topology
 from nfdt.jobserver.topologies.slot_supply import SlotNeed
@@ -38,12 +38,12 @@ PASSED_AFTER_S = 10.0  # time without enough registered slots after which later 
 
 @dataclass
 class _WaitingJob:
-    """Job in the queue that has been considered.
+    """What the dispatcher knows of a job in the queue.
 
     Attributes:
         job: The job.
         shards: Number of its shards.
-        stall: Its stall watch.
+        stall: Watch that reports a long wait in the job's log.
         short_since: Time since which too few slots are registered for it; None: enough are.
         may_be_passed: Whether later jobs may take free slots before it.
     """
@@ -68,9 +68,9 @@ class Scheduler:
         self._warnings = Seldom(_log)
         self._thread = threading.Thread(target=self._dispatch, name="scheduler", daemon=True)
 
-    def take_up(self) -> None:
-        """Queue the unfinished jobs of an earlier server; clients may call from then on."""
-        for job_id in take_up(self._server.store, self._server.artifacts):
+    def requeue_unfinished(self) -> None:
+        """Queue the unfinished jobs of an earlier server. Clients may call afterwards."""
+        for job_id in requeue_unfinished(self._server.store, self._server.artifacts):
             self.submitted(job_id)
 
     def start(self) -> None:
@@ -78,11 +78,11 @@ class Scheduler:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop all jobs without storing their end; the next server settles them."""
+        """Stop all jobs without storing their end: the next server resumes them."""
         with self._lock:
             self._stopping = True
             jobs = list(self._jobs.values())
-        if self._server.keeps_checkpoints:
+        if not self._server.embedded:
             threads = [threading.Thread(target=job.store_progress, daemon=True) for job in jobs]
             for thread in threads:
                 thread.start()
@@ -120,11 +120,8 @@ class Scheduler:
                 raise
             raise UsageError(f"Program {spec.program}: its manifest is malformed ({error!r}).") from None
 
-    def submitted(self, job_id: str) -> None:
-        """Queue a job."""
-        self._queue_job(job_id)
-
-    def _queue_job(self, job_id: str, control: ClientControl | None = None) -> None:
+    def submitted(self, job_id: str, control: ClientControl | None = None) -> None:
+        """Queue a job; ``control`` has the requests of its clients in an earlier run."""
         record = self._server.store.get(job_id)
         try:
             job = Job(self._server, job_id, parse_job(record.spec_json), record.session, control)
@@ -229,7 +226,7 @@ class Scheduler:
         used: set[str] = set()
         for record in self._server.store.jobs():
             if record.job_id in jobs and not is_terminal(record.state):
-                used |= jobs[record.job_id].core.parts.fetchable
+                used |= jobs[record.job_id].core.fetchable
             used |= record.states
         return used
 
@@ -249,12 +246,12 @@ class Scheduler:
 
         A job that waits for busy slots, or for processes that are being started, is not passed by later ones.
         """
-        self._forget_ended()
+        self._drop_ended()
         with self._lock:
             queue = list(self._queue)
         may_start = True
         for job in queue:
-            if self._settle(job, may_start=may_start):
+            if self._start_or_end(job, may_start=may_start):
                 with self._lock:
                     self._queue.remove(job)
                 self._waiting.pop(job.job_id, None)
@@ -262,31 +259,31 @@ class Scheduler:
             may_start = may_start and self._waiting[job.job_id].may_be_passed
         return False
 
-    def _forget_ended(self) -> None:
+    def _drop_ended(self) -> None:
         """Drop the jobs that have ended; a job whose end could not be stored remains until it is."""
         with self._lock:
             queued = set(map(id, self._queue))
             ended = [r for r in self._jobs.values() if id(r) not in queued and not r.thread.is_alive()]
         for job in ended:
             try:
-                if job.job_log.settled():
-                    self._run_again(job)
-                    with self._lock:
-                        if self._jobs[job.job_id] is job:
-                            del self._jobs[job.job_id]
+                job.job_log.flush()
+                self._run_again(job)
+                with self._lock:
+                    if self._jobs[job.job_id] is job:
+                        del self._jobs[job.job_id]
             except NfdtError as error:
                 self._warnings.warn("the end of job %s: %s", job.job_id, error)
 
     def _run_again(self, job: Job) -> None:
         """Queue a job again whose run was broken off, and that can go on."""
         store, artifacts = self._server.store, self._server.artifacts
-        if job.broken_off and go_on(store.get(job.job_id), store, artifacts, job.broken_off):
-            self._queue_job(job.job_id, job.core.control)
+        if job.broken_off and requeue(store.get(job.job_id), store, artifacts, job.broken_off):
+            self.submitted(job.job_id, job.core.control)
 
-    def _settle(self, job: Job, *, may_start: bool) -> bool:
+    def _start_or_end(self, job: Job, *, may_start: bool) -> bool:
         """Start a job of the queue, or end it; return False while it must wait."""
         try:
-            if (stop := job.stopped_by()) is not None:
+            if (stop := job.mailbox.cause) is not None:
                 raise stop
             if not may_start:
                 return False
@@ -313,7 +310,7 @@ class Scheduler:
             JobFailed: The time limit has passed and no slot is registered.
         """
         job, now = waiting.job, self._server.clock.now()
-        slots, topology = job.core.parts.slots, job.core.topology
+        slots, topology = job.core.slots, job.core.topology
         slots.evict_other_sessions()
         topology.start(waiting.shards)
         pool, ring, ranks = self._server.pool, slots.ring, topology.awaited_slots

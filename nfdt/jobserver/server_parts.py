@@ -1,47 +1,39 @@
-"""Options of a job server, and its parts that are created from them: launchers, and the context of its jobs."""
+"""Options of a job server, and the parts that they determine: launchers, the context of all jobs, the page."""
 
 from __future__ import annotations
 
 import os
-import signal
 import socket
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nfdt.core.errors import UsageError
 from nfdt.core.host.keras_backend import current_backend
 from nfdt.core.host.machine import boot_id, process_lives
 from nfdt.core.host.packages import require_page_packages
+from nfdt.core.jobs.admission import Limits
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.rights import AuditLog, Holders
 from nfdt.core.jobs.runner import JobRunner
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.wire.channel import split_address
+from nfdt.core.wire.connection import read_pem
 from nfdt.core.work.artifacts import default_cache
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.slot_pool import SlotPool
 from nfdt.launch.fork_client import ForkServerClient
 from nfdt.launch.fork_here import FORK_SERVER_LOG
 from nfdt.launch.horovod import RingLauncher
-from nfdt.launch.machine import find_gpus
+from nfdt.launch.horovod_command import RingShape
+from nfdt.launch.machine import find_gpus, is_own_address, reachable_host
 from nfdt.launch.processes import LocalLauncher
-from nfdt.launch.slot_process import SlotEnd, SlotOptions
+from nfdt.launch.slot_process import SlotOptions
 
 if TYPE_CHECKING:
     from nfdt.web.server import PageServer
-
-
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-
-from nfdt.core.errors import UsageError
-from nfdt.core.jobs.admission import Limits
-from nfdt.core.wire.channel import split_address
-from nfdt.core.wire.connection import read_pem
-from nfdt.launch.horovod_command import RingShape
-from nfdt.launch.machine import is_own_address, reachable_host
-
-REAP_S = 2.0  # limit from the end of a slot's stream to that of its process
 
 
 @dataclass(frozen=True)
@@ -62,7 +54,7 @@ class ServerOptions:
         workers: Number of worker slots to start on this machine; 0: all are external.
         shards: Number of shard slots to start at once; more are started when a job needs them.
         rings: Horovod rings to start at once, for the first job that requests rings of the same shape.
-        advertise: Name or address of this machine at which workers reach its shards; "": it is detected.
+        advertise: Name or address of this machine at which workers reach its shards; "": the server finds one.
         limits: Limits for one client.
         attend_timeout_s: Seconds for which an interactive job's client may be gone.
         slot_command: Command that starts a slot; None: the default one; empty: no slots are started.
@@ -126,23 +118,26 @@ def certificate_warning(options: ServerOptions, host: str) -> str | None:
     )
 
 
-def make_launcher(options: ServerOptions, local: str, token: str) -> LocalLauncher | None:
-    """Return the launcher of slots on this machine; None if the options start none."""
+def make_launchers(
+    options: ServerOptions, local: str, token: str
+) -> tuple[LocalLauncher, RingLauncher] | tuple[None, None]:
+    """Return the launchers of slots and of Horovod rings on this machine; None if the options start no slots."""
     if options.slot_command is not None and not options.slot_command:
-        return None
+        return None, None
     slots = SlotOptions(
         server=local,
         token=token,
         logs=options.state_dir / "logs",
         prefix="local-",
-        host=shard_host(options),
+        host=options.advertise,
         gpus=find_gpus(os.environ),
         backend=current_backend().name,
         kept_logs=default_cache().parent / "logs" if options.embedded else None,
     )
     if options.slot_command:
         slots = replace(slots, command=tuple(options.slot_command))
-    return LocalLauncher(slots, fork_server=_adopt(options))
+    rings = RingLauncher(options.state_dir / "rings", local, token, keeps=options.embedded)
+    return LocalLauncher(slots, fork_server=_adopt(options)), rings
 
 
 def _adopt(options: ServerOptions) -> ForkServerClient | None:
@@ -154,24 +149,10 @@ def _adopt(options: ServerOptions) -> ForkServerClient | None:
     return ForkServerClient(requests, os.environ, options.state_dir.parent / FORK_SERVER_LOG)
 
 
-def make_rings(options: ServerOptions, local: str, token: str) -> RingLauncher | None:
-    """Return the launcher of Horovod rings on this machine; None if the options start no slots."""
-    if options.slot_command is not None and not options.slot_command:
-        return None
-    return RingLauncher(options.state_dir / "rings", local, token, keeps=options.embedded)
-
-
 def make_context(
     options: ServerOptions, launcher: LocalLauncher | None, rings: RingLauncher | None, artifacts: ArtifactStore
 ) -> ServerContext:
     """Return the context of all jobs of the server."""
-
-    def kill(hello: pb.SlotHello) -> None:
-        if launcher is not None and hello.boot_id == boot_id() and hello.pid in launcher.pids:
-            os.kill(hello.pid, signal.SIGKILL)
-
-    def end_of(hello: pb.SlotHello) -> SlotEnd | None:
-        return launcher.end_of(hello.name, REAP_S) if launcher is not None else None
 
     def lives(hello: pb.SlotHello) -> bool:
         here = hello.boot_id == boot_id() and hello.host == socket.gethostname()
@@ -185,17 +166,12 @@ def make_context(
         launches_workers=launcher is not None and options.workers > 0,
         most_workers=None if options.embedded else options.workers,
         rings=rings,
-        ranks_from_slots=not options.embedded,
         insecure_allreduce=options.insecure_allreduce,
-        takes_hosts=options.embedded,
-        keeps_checkpoints=not options.embedded,
-        cancels_abandoned=options.embedded,
+        embedded=options.embedded,
         attend_timeout_s=options.attend_timeout_s,
-        shard_host=shard_host(options),
+        shard_host=options.advertise,
         tls=bool(options.tls_cert),
         insecure=options.insecure,
-        kill=kill,
-        end_of=end_of,
     )
 
 
@@ -215,8 +191,8 @@ def make_page(
         Refused: Its address is not loopback, without TLS and without ``insecure``.
     """
     require_page_packages("--ui")
-    from nfdt.web.server import PageAddress, PageServer, PageSource
+    from nfdt.web.pages import PageSource
+    from nfdt.web.server import PageAddress, PageServer
 
-    host = options.advertise or shard_host(options)
-    address = PageAddress(str(options.ui), options.tls_cert, options.tls_key, options.insecure, host)
+    address = PageAddress(str(options.ui), options.tls_cert, options.tls_key, options.insecure, options.advertise)
     return PageServer(address, PageSource(store, artifacts, runner, holders, audit))

@@ -55,27 +55,21 @@ class ShardClients(Protocol):
 
     def close(self) -> None:
         """Close the connections; running calls fail."""
-        ...
 
     def flush(self) -> None:
         """Apply gradients that softsync still holds."""
-        ...
 
     def set_learning_rate(self, value: float) -> None:
         """Set the learning rate."""
-        ...
 
     def forget(self, worker: str, tasks: Sequence[int]) -> list[frozenset[int]]:
         """Drop the backups of a lost worker and refuse its pushes; return those of its tasks that each has applied."""
-        ...
 
     def statistics(self) -> list[Mapping[str, Any]]:
         """Return the counts of each shard, in order."""
-        ...
 
     def read(self) -> State:
         """Return the weights and optimizer variables of all shards."""
-        ...
 
     def snapshot(self, copied: Callable[[], None]) -> ShardSnapshot:
         """Return the state and records of all shards.
@@ -83,11 +77,9 @@ class ShardClients(Protocol):
         ``copied`` is called exactly once: when all shards have taken their copies and only the transfer is left, or
         when the snapshot has failed.
         """
-        ...
 
     def write(self, state: State) -> None:
         """Replace the weights, and the optimizer variables that the state has."""
-        ...
 
 
 class _Countdown:

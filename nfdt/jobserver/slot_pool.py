@@ -12,7 +12,7 @@ from nfdt.core.errors import ProtocolError
 from nfdt.core.jobs.runner import Role, SlotCounts
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.jobs_pb2 import SlotDescription
-from nfdt.jobserver.pool_slot import JoinedSlot, PoolSlot, SlotChoice, SlotMessageKind, SlotUser
+from nfdt.jobserver.pool_slot import JoinedSlot, PoolSlot, SlotChoice, SlotUser
 
 _log = logging.getLogger(__name__)
 
@@ -69,15 +69,17 @@ class SlotPool:
                 slot.to_send.open()  # ends the broken stream
                 self._changed.notify_all()
 
-    def await_return(self, slot: PoolSlot, stream: int) -> None:
-        """Wait until the process resumes its stream, is known to be gone, or its patience ends."""
+    def lose(self, slot: PoolSlot, stream: int) -> None:
+        """Remove a process whose stream broke, unless it resumes the stream within its patience."""
+        self.broke(slot, stream)
         deadline = time.monotonic() + min(slot.hello.patience_s, MOST_PATIENCE_S)
         with self._changed:
             while slot in self._slots and slot.stream == stream:
                 left = deadline - time.monotonic()
                 if left <= 0 or slot.dismissed or not self._lives(slot.hello):
-                    return
+                    break
                 self._changed.wait(min(left, RETURN_POLL_S))
+        self.leave(slot, stream)
 
     def ended(self, name: str) -> None:
         """Remove the slots of this name, whose launcher reports their end."""
@@ -93,7 +95,8 @@ class SlotPool:
                 return
             self._slots.remove(slot)
             slot.to_send.end()
-            listener, slot.listener, slot.dismissed = slot.listener, None, True
+            listener = None if slot.released else slot.listener
+            slot.released = slot.dismissed = True
             self._changed.notify_all()
         _log.info("%s slot %s is gone", slot.hello.role, slot.name)
         if listener is not None:
@@ -111,40 +114,22 @@ class SlotPool:
         if kind == "leaving":
             self.leave(slot)
             return
-        if kind == "draining":
-            self._drain(slot, message)
-            return
-        if kind == "output" or kind == "spans":
-            self._note(slot, kind, message)
-            return
-        if kind not in ("ready", "finished", "failed"):
+        if kind not in ("ready", "finished", "failed", "draining", "output", "spans"):
             raise ProtocolError(f"Slot {slot.name}: expected ready, finished or failed. Received: {kind}.")
         with self._changed:
-            if getattr(message, kind).job_id != slot.job_id:
+            if kind != "draining" and getattr(message, kind).job_id != slot.job_id:
                 return
-            listener = slot.listener
-            if kind != "ready":
-                slot.job_id, slot.listener, slot.noted = None, None, None
+            listener = slot.listener if kind in ("output", "spans") or not slot.released else None
+            if kind == "draining":
+                slot.dismissed = True  # it gets no more work
+                self._changed.notify_all()
+            elif kind in ("finished", "failed"):
+                slot.job_id, slot.listener = None, None
                 self._changed.notify_all()
         if listener is not None:
             listener(slot, kind, message)
 
-    def _note(self, slot: PoolSlot, kind: SlotMessageKind, message: pb.SlotMessage) -> None:
-        """Forward output or spans to their job, also after it has released the slot."""
-        with self._changed:
-            noted = slot.noted if getattr(message, kind).job_id == slot.job_id else None
-        if noted is not None:
-            noted(slot, kind, message)
-
-    def _drain(self, slot: PoolSlot, message: pb.SlotMessage) -> None:
-        """Give no more work to a slot that is about to end, and call its job's listener."""
-        with self._changed:
-            listener, slot.dismissed = slot.listener, True
-            self._changed.notify_all()
-        if listener is not None:
-            listener(slot, "draining", message)
-
-    def take(
+    def assign(
         self,
         user: SlotUser,
         role: Role,
@@ -171,14 +156,15 @@ class SlotPool:
         with self._changed:
             if count > 0:
                 self.evict_other_sessions(role, user.session, ring)
-            return self.take_chosen(user, role, choose, ring)
+            return self.assign_chosen(user, role, choose, ring)
 
-    def take_chosen(self, user: SlotUser, role: Role, choose: SlotChoice, ring: str = "") -> list[PoolSlot]:
-        """Assign the free slots that a function chooses to a job; see :meth:`take`."""
+    def assign_chosen(self, user: SlotUser, role: Role, choose: SlotChoice, ring: str = "") -> list[PoolSlot]:
+        """Assign the free slots that a function chooses to a job; see :meth:`assign`."""
         with self._changed:
             taken = list(choose(self._free(role, ring), self._spare(role, ring, user.job_id)))
             for slot in taken:
-                slot.job_id, slot.listener, slot.noted, slot.assigned = user.job_id, user.listener, user.noted, False
+                slot.job_id, slot.listener = user.job_id, user.listener
+                slot.assigned = slot.released = False
                 slot.session = user.session if user.code else slot.session
             return taken
 
@@ -252,7 +238,7 @@ class SlotPool:
         with self._changed:
             if slot.job_id != job_id:
                 return
-            slot.listener = None
+            slot.released = True
             if slot.assigned:
                 slot.send(pb.Assignment(release=pb.Release(job_id=job_id)))
             else:
@@ -263,7 +249,7 @@ class SlotPool:
         """Request a process to exit; it gets no more work. ``now``: a rank need not finish with the others."""
         with self._changed:
             self._dismiss(slot, now=now)
-            slot.listener = None
+            slot.released = True
 
     def dismiss_ring(self, ring: str) -> None:
         """Dismiss the slots that rank 0 of a ring has registered."""
@@ -271,7 +257,7 @@ class SlotPool:
             for slot in self._slots:
                 if slot.hello.ring == ring and not slot.dismissed:
                     self._dismiss(slot)
-                    slot.listener = None
+                    slot.released = True
 
     def dismiss_all(self) -> None:
         """Request every process to exit."""

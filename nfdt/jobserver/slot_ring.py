@@ -1,11 +1,10 @@
-"""A ring whose ranks are worker slots of the pool: it takes slots, assigns ranks, and notes the first failure."""
+"""A ring whose ranks are worker slots of the pool: it assigns ranks, and records the first failure."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from google.protobuf import json_format
@@ -13,8 +12,10 @@ from google.protobuf import json_format
 from nfdt.core.errors import JobFailed, NfdtError, UsageError
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.channel import is_loopback
+from nfdt.jobserver.job_log import JobLog
+from nfdt.jobserver.job_slots import JobSlots
 from nfdt.jobserver.outcome import SlotError
-from nfdt.jobserver.placement import machine_of
+from nfdt.jobserver.placement import MachineId, machine_of
 from nfdt.jobserver.pool_slot import PoolSlot, SlotMessageKind
 from nfdt.launch.horovod import RING_END_S
 from nfdt.launch.horovod_command import RingShape
@@ -25,23 +26,6 @@ from nfdt.launch.world_store import WorldStore
 FORM_S = 2.0 * RANK_TIMEOUT_S  # limit from the assignment of the ranks until all have joined
 
 
-@dataclass(frozen=True)
-class RankStart:
-    """Parts of the assignments of a ring's ranks that are the same for all, or depend on the slot.
-
-    Attributes:
-        job_id: The job.
-        store: Rendezvous of the ranks.
-        artifact_dir: Returns the directory in which a slot can read artifacts in place, or "".
-        neighbours: Returns the number of the job's other ranks on a machine, for the number of the ring's ranks there.
-    """
-
-    job_id: str
-    store: WorldStore
-    artifact_dir: Callable[[PoolSlot], str]
-    neighbours: Callable[[PoolSlot, int], int]
-
-
 class SlotRing:
     """Ring of ranks in worker slots; a :class:`~nfdt.launch.ring.Ring`. Thread-safe.
 
@@ -50,7 +34,7 @@ class SlotRing:
         shape: Shape of the ring.
         end_of: Returns the text about the end of a slot's process, after waiting for it.
         failed: Called once when the ring fails, with the error of the job's code in a rank, if that is the reason.
-        noted: Called with the name of a rank and its output or spans.
+        job_log: Log of the job, for output and spans of the ranks.
 
     Attributes:
         slots: Slots of the ranks, by rank; empty before they are taken.
@@ -63,10 +47,10 @@ class SlotRing:
         *,
         end_of: Callable[[pb.SlotHello], str],
         failed: Callable[[SlotRing, SlotError | None], None],
-        noted: Callable[[str, pb.SlotMessage], None],
+        job_log: JobLog,
     ) -> None:
         self.name, self.shape = name, shape
-        self._end_of, self._failed, self._noted = end_of, failed, noted
+        self._end_of, self._failed, self._job_log = end_of, failed, job_log
         self._changed = threading.Condition()
         self.slots: tuple[PoolSlot, ...] = ()
         self._joined: set[int] = set()
@@ -123,23 +107,36 @@ class SlotRing:
 
     # ---- forming
 
-    def assign(self, slots: Sequence[PoolSlot], start: RankStart) -> None:
-        """Make the slots ranks, in this order."""
+    def assign(
+        self,
+        slots: Sequence[PoolSlot],
+        job: JobSlots,
+        store: WorldStore,
+        others: Counter[MachineId],
+    ) -> None:
+        """Make the slots ranks, in this order.
+
+        Args:
+            slots: The slots.
+            job: Slots of the job.
+            store: Rendezvous of the ranks.
+            others: Number of the job's ranks in other rings, by machine.
+        """
         self.slots = tuple(slots)
         machines = [machine_of(slot.hello) for slot in slots]
-        sizes = Counter(machines)
+        several = len(set(machines)) > 1
         tuning = self.shape.tuning.variables()
         for place, slot, machine in zip(place_ranks(machines), slots, machines, strict=True):
             message = pb.RankAssignment(
-                job_id=start.job_id,
+                job_id=job.job_id,
                 ring=self.name,
                 rank=place.rank,
                 environment=place.environment(tuning),
-                host=reached_at(slot.hello) if len(sizes) > 1 else "",
+                host=reached_at(slot.hello) if several else "",
                 members=self.shape.members,
-                neighbours=start.neighbours(slot, sizes[machine]),
-                secret=start.store.secret,
-                artifact_dir=start.artifact_dir(slot),
+                neighbours=others[machine],
+                secret=store.secret,
+                artifact_dir=job.artifact_dir(slot),
             )
             slot.send(pb.Assignment(rank=message))
 
@@ -158,25 +155,23 @@ class SlotRing:
     def receive(self, slot: PoolSlot, kind: SlotMessageKind, message: pb.SlotMessage | None) -> None:
         """Process a message of a rank; a :data:`~nfdt.jobserver.pool_slot.SlotListener`."""
         if slot not in self.slots:  # it was lost before it got its rank
-            self.fail(f"slot {slot.name} is lost")
+            if kind not in ("output", "spans"):
+                self.fail(f"slot {slot.name} is lost")
             return
         rank = self.slots.index(slot)
-        if kind == "ready":
-            with self._changed:
-                self._joined.add(rank)
-                self._changed.notify_all()
+        match kind, message:
+            case "output" | "spans", pb.SlotMessage():
+                self._job_log.write_message(f"rank-{rank}", message)
+            case "ready", _:
+                with self._changed:
+                    self._joined.add(rank)
+                    self._changed.notify_all()
+            case "failed", pb.SlotMessage():
+                self._fail_by_rank(rank, message.failed)
+            case _:  # on a thread of gRPC, which must not wait for the process to end
+                threading.Thread(target=self._lose, args=(rank, slot), name=f"end of {slot.name}", daemon=True).start()
 
-        elif kind == "failed" and message is not None:
-            self._take_failure(rank, message.failed)
-        else:  # on a thread of gRPC, which must not wait for the process to end
-            threading.Thread(target=self._lose, args=(rank, slot), name=f"end of {slot.name}", daemon=True).start()
-
-    def note(self, slot: PoolSlot, kind: SlotMessageKind, message: pb.SlotMessage | None) -> None:
-        """Forward the output or the spans of a rank."""
-        if slot in self.slots and message is not None:
-            self._noted(f"rank-{self.slots.index(slot)}", message)
-
-    def _take_failure(self, rank: int, failed: pb.SlotFailed) -> None:
+    def _fail_by_rank(self, rank: int, failed: pb.SlotFailed) -> None:
         error = SlotError("the ring", failed, self.shape.members)
         if error.lost_connection:  # the end of another rank is the better explanation
             with self._changed:
@@ -227,8 +222,3 @@ def reached_at(hello: pb.SlotHello) -> str:
             f"Received: {hello.address or 'none'}. Start its `nfdt worker` with --host, or the server with --advertise."
         )
     return hello.address
-
-
-def count_neighbours(places: Mapping[int, Any], members: Sequence[int], machine: Any) -> int:
-    """Return the number of the job's workers on a machine that are not among ``members``."""
-    return sum(place == machine for member, place in places.items() if member not in members)

@@ -1,7 +1,11 @@
-"""Rings of one job whose ranks are worker slots of any machines: no login, no launcher and no names of hosts."""
+"""Makers of the rings of jobs, and rings whose ranks are worker slots.
+
+Slots may be of any machines: such a ring needs no login, no launcher and no names of hosts.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import secrets
 import threading
@@ -10,18 +14,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from nfdt.core.errors import NfdtError, PolicyRefused
+from nfdt.core.errors import NfdtError, PolicyRefused, UsageError
+from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.context import ServerContext
-from nfdt.jobserver.job_log import JobLog, SlotNotes
+from nfdt.jobserver.job_log import JobLog
 from nfdt.jobserver.job_slots import JobSlots
 from nfdt.jobserver.outcome import SlotError
 from nfdt.jobserver.placement import MachineId, machine_of, place_groups, reachable_members, returning_slots
 from nfdt.jobserver.pool_slot import PoolSlot
-from nfdt.jobserver.slot_ring import RankStart, SlotRing, count_neighbours
-from nfdt.launch.horovod import NAME
+from nfdt.jobserver.slot_ring import SlotRing
+from nfdt.launch.horovod import NAME, LaunchedRings
 from nfdt.launch.horovod_command import RingShape
-from nfdt.launch.ring import Ring
+from nfdt.launch.ring import Ring, RingMaker
 
 _log = logging.getLogger(__name__)
 
@@ -37,33 +42,21 @@ class SlotRings:
     machine where its speed was measured.
 
     Args:
-        server: The server.
-        job_id: The job.
         slots: Slots of the job.
         job_log: Log of the job.
-        notes: Output and spans of the ranks.
-        workers: Number of the job's ranks.
         fail: Ends the job with the error of its code in a rank.
 
     Attributes:
         spans_machines: Whether a ring may have ranks on several machines.
     """
 
-    forms_again = True
+    in_slots = True
 
-    def __init__(
-        self,
-        server: ServerContext,
-        job_id: str,
-        slots: JobSlots,
-        job_log: JobLog,
-        notes: SlotNotes,
-        workers: int,
-        fail: Callable[[BaseException], None],
-    ) -> None:
-        self._server, self._job_id, self._slots, self._job_log = server, job_id, slots, job_log
-        self._notes, self._workers, self._fail = notes, workers, fail
-        self.spans_machines = server.insecure_allreduce
+    def __init__(self, slots: JobSlots, job_log: JobLog, fail: Callable[[BaseException], None]) -> None:
+        self._server, self._job_id, self._slots = slots.server, slots.job_id, slots
+        self._job_log, self._fail = job_log, fail
+        self._workers = slots.spec.cluster.workers
+        self.spans_machines = self._server.insecure_allreduce
         self._lock = threading.Lock()
         self._rings: list[SlotRing] = []
         self._machines: dict[int, MachineId] = {}
@@ -102,11 +95,6 @@ class SlotRings:
             self._machines = {member: machine_of(slot.hello) for member, slot in placed.items()}
         return True
 
-    @property
-    def takes_slots(self) -> bool:
-        """Return True."""
-        return True
-
     def adopt(self, slots: Mapping[int, pb.SlotHello]) -> None:
         """Reserve the slots of the job's flat workers, by the worker's number."""
         with self._lock:
@@ -126,7 +114,7 @@ class SlotRings:
             if own is not None:
                 return own
             name = f"{NAME}{secrets.token_hex(4)}"
-            ring = SlotRing(name, shape, end_of=self._end_of, failed=self._on_failure, noted=self._notes.receive)
+            ring = SlotRing(name, shape, end_of=self._server.end_of, failed=self._on_failure, job_log=self._job_log)
             self._rings.append(ring)
         threading.Thread(target=self._form, args=(ring,), name=name, daemon=True).start()
         return ring
@@ -164,7 +152,7 @@ class SlotRings:
             store = self._server.worlds.open(ring.name, ring.shape.size)
             slots = self._await_slots(ring)
             if slots:
-                ring.assign(slots, RankStart(self._job_id, store, self._slots.artifact_dir, self._neighbours(ring)))
+                ring.assign(slots, self._slots, store, self._others(ring))
                 self._job_log.write("info", f"{ring.name}: {ring.origin}")
                 self._server.pool.wake()
                 ring.await_ranks()
@@ -181,14 +169,11 @@ class SlotRings:
             if ring.ended or ring.failure:
                 self._dismiss(ring)  # it ended while it took its slots
 
-    def _neighbours(self, ring: SlotRing) -> Callable[[PoolSlot, int], int]:
+    def _others(self, ring: SlotRing) -> Counter[MachineId]:
+        """Return the number of the job's workers that are no ranks of this ring, by machine."""
         members = members_of(ring.shape)
-
-        def count(slot: PoolSlot, own: int) -> int:
-            with self._lock:
-                return count_neighbours(self._machines, members, machine_of(slot.hello))
-
-        return count
+        with self._lock:
+            return Counter(machine for member, machine in self._machines.items() if member not in members)
 
     def _await_slots(self, ring: SlotRing) -> list[PoolSlot]:
         """Return the slots of a ring once they are free; none if the ring is ended before."""
@@ -196,7 +181,7 @@ class SlotRings:
         while not ring.ended:
             self._renew_slots()
             elsewhere = self.spans_machines and time.monotonic() - began >= RETURN_S
-            slots = self._slots.take_ranks(partial(self._choose, ring, elsewhere), ring.receive, ring.note)
+            slots = self._slots.assign_ranks(partial(self._choose, ring, elsewhere), ring.receive)
             if slots:
                 return slots
             pool.wait(TAKE_POLL_S)
@@ -236,23 +221,76 @@ class SlotRings:
 
     # ---- failures
 
-    def _end_of(self, hello: pb.SlotHello) -> str:
-        end = self._server.end_of(hello)
-        return str(end or f"its process ended ({hello.pid} on {hello.host}, slot {hello.name})")
-
     def _on_failure(self, ring: SlotRing, error: SlotError | None) -> None:
-        self._dismiss_ranks(ring)
-        if error is not None:
-            self._fail(error)
-
-    def _dismiss_ranks(self, ring: SlotRing) -> None:
-        """End the remaining ranks of a broken ring at once."""
+        """End the remaining ranks of a broken ring at once, and the job if its code raised in one of them."""
         self._server.worlds.close(ring.name)
         for slot in ring.slots:
             self._server.pool.dismiss(slot, now=True)
         self._server.pool.wake()
+        if error is not None:
+            self._fail(error)
 
 
 def members_of(shape: RingShape) -> tuple[int, ...]:
     """Return the numbers of the workers that are the ranks of a ring."""
     return shape.members or tuple(range(shape.size))
+
+
+def takes_slots(server: ServerContext, spec: JobSpec) -> bool:
+    """Whether the ranks of a job are worker slots of the pool.
+
+    With the launcher ``auto`` they are, on a shared server; ranks that join and leave need ``horovodrun``.
+    """
+    shape = RingShape.of(spec.cluster)
+    return shape.in_slots or (shape.launcher == "auto" and not server.embedded and not shape.elastic.elastic)
+
+
+def make_rings(slots: JobSlots, job_log: JobLog, fail: Callable[[BaseException], None]) -> RingMaker | None:
+    """Return the maker of a job's rings; None if this server can make none."""
+    if takes_slots(slots.server, slots.spec):
+        return SlotRings(slots, job_log, fail)
+    return None if slots.server.rings is None else LaunchedRings(slots.server.rings, slots.job_id)
+
+
+def admit_rings(server: ServerContext, spec: JobSpec) -> None:
+    """Refuse a job whose ranks cannot or may not be launched here.
+
+    Raises:
+        UsageError: The server launches no rings, Horovod is not installed, or the launcher is missing.
+        PolicyRefused: See :func:`refuse_reach`.
+    """
+    shape, from_slots = RingShape.of(spec.cluster), takes_slots(server, spec)
+    if from_slots and not server.embedded:
+        refuse_reach(shape)
+    if from_slots:
+        return
+    if server.rings is None:
+        raise UsageError("This server starts no Horovod rings: it was started without slots of its own.")
+    if importlib.util.find_spec("horovod") is None:
+        raise UsageError(
+            f"algorithm={spec.algorithm.name!r}: expected Horovod on the server's machine. Received: none. "
+            "Run scripts/install-horovod there."
+        )
+    shape = RingShape.of(spec.cluster)
+    if not server.embedded:
+        refuse_reach(shape)
+    server.rings.check(shape)
+
+
+def refuse_reach(shape: RingShape) -> None:
+    """Refuse jobs for which a shared server would log in elsewhere, or read, run or write a file that the job names.
+
+    Raises:
+        PolicyRefused: The job requests that.
+    """
+    if shape.hosts or shape.hostfile or shape.elastic.network_interfaces or shape.launcher == "world":
+        raise PolicyRefused(
+            "A shared server logs in nowhere on a job's behalf. Expected: a job without hosts, hostfile, "
+            "network_interfaces or launcher='world'. Run the script without server=, or start it with mpirun."
+        )
+    if shape.files:
+        raise PolicyRefused(
+            "A shared server reads, runs and writes no file that a job names. Expected: a job without "
+            "host_discovery_script, timeline or autotune_log. Received: "
+            f"{', '.join(shape.files)}. Run the script without server=."
+        )

@@ -28,8 +28,8 @@ class TrainingLoop(EffectHandler):
     """
 
     def __init__(self, core: JobCore, training: ActiveTraining) -> None:
-        self._core, self._parts, self._training = core, core.parts, training
-        self._mailbox, self._clock = core.parts.mailbox, core.parts.server.clock
+        self._core, self._training = core, training
+        self._mailbox, self._clock = core.mailbox, core.server.clock
         self._coordinator: Coordinator = training.coordinator
         self._results = JobResults(core, training)
         self._callbacks = DecisionHandler(core, training)
@@ -45,8 +45,16 @@ class TrainingLoop(EffectHandler):
         self._results.end_training()
 
     def _next_effects(self) -> list[ins.Effect] | None:
+        """Return the effects to execute; if there are none, forward requests of clients first."""
         self._mailbox.check()
-        return self._drain() or None
+        coordinator = self._coordinator
+        effects = coordinator.drain()
+        if not effects and not self._core.readers:
+            if self._core.control.pop_stop():
+                self._mailbox.handle(coordinator.stop_training)
+            self._proceed()
+            effects = coordinator.drain()
+        return effects or None
 
     def _look_at_clock(self) -> float | None:
         """Supervise the job once a second, but not while its topology is changed; a timer."""
@@ -60,45 +68,31 @@ class TrainingLoop(EffectHandler):
         return TICK_S
 
     def _tick(self, since_s: float) -> None:
-        self._excuse(everybody=since_s >= LATE_S)
+        for job_slot in self._core.slots.living():
+            # Their silence is explained: the stream of the slot broke, or this server was suspended.
+            if job_slot.slot.away or since_s >= LATE_S:
+                self._coordinator.excuse(job_slot.name)
         self._check_client(self._ticked_at)
-        self._parts.job_log.retry()
+        self._core.job_log.retry()
         self._core.topology.report()
         self._results.report()
         if self._coordinator.phase != "ended":
             self._core.topology.replace_lost(self._coordinator, self._ticked_at)
         self._coordinator.tick()
 
-    def _excuse(self, *, everybody: bool) -> None:
-        """Restart the timeout of workers with a broken stream, and of all workers after this server was suspended."""
-        for job_slot in self._parts.slots.living():
-            if everybody or job_slot.slot.away:
-                self._coordinator.excuse(job_slot.name)
-
     def _check_client(self, now: float) -> None:
         """Cancel an interactive job whose client is gone, or let it continue detached."""
-        core, server = self._core, self._parts.server
+        core, server = self._core, self._core.server
         timeout_s = server.attend_timeout_s
         if not core.control.abandoned(now, timeout_s):
             return
         gone = f"Its client has been gone for {timeout_s:.0f} s"
-        if server.cancels_abandoned:
+        if server.embedded:
             raise JobCancelled(f"{gone}.")
         if core.spec.train.kind == "stream":
             raise JobFailed(f"{gone}, and with it the batches that it fed.")
         core.control.interactive = False
-        self._parts.job_log.write("warning", f"{gone}; training goes on without its callbacks.")
-
-    def _drain(self) -> list[ins.Effect]:
-        """Return the effects to execute; if there are none, forward requests of clients first."""
-        coordinator = self._coordinator
-        effects = coordinator.drain()
-        if effects or self._core.readers:
-            return effects
-        if self._core.control.take_stop():
-            self._mailbox.handle(coordinator.stop_training)
-        self._proceed()
-        return coordinator.drain()
+        self._core.job_log.write("warning", f"{gone}; training goes on without its callbacks.")
 
     def _proceed(self) -> None:
         """Let the next epoch begin, or a paused one resume, as far as the client permits."""
@@ -115,7 +109,7 @@ class TrainingLoop(EffectHandler):
 
     def emit(self, kind: str, data: Mapping[str, Any]) -> None:
         """Append an event to the log of the job."""
-        self._parts.job_log.record(kind, data)
+        self._core.job_log.record(kind, data)
         if kind == "epoch_begin":
             self._results.epoch_begins()
         if kind in ("progress", "epoch_end"):
@@ -128,7 +122,7 @@ class TrainingLoop(EffectHandler):
         """Apply all pushes of the epoch, and store the state of the shards."""
         training, mailbox = self._training, self._mailbox
         self._results.steps_end()
-        incarnation = mailbox.read(lambda: self._parts.slots.incarnation)
+        incarnation = mailbox.read(lambda: self._core.slots.incarnation)
         mailbox.call(training.shards.flush)
         if training.recovery is not None:
             mailbox.call(partial(training.recovery.renew, incarnation))
@@ -141,7 +135,7 @@ class TrainingLoop(EffectHandler):
 
     def give_up(self, worker: str, reason: str) -> None:
         """End the process of a worker that was silent too long."""
-        self._mailbox.handle(lambda: self._parts.slots.kill(self._parts.slots.workers[worker]))
+        self._mailbox.handle(lambda: self._core.slots.kill(self._core.slots.workers[worker]))
 
     def end_epoch(self, epoch: int, decision: ins.CallbackDecision | None) -> None:
         """Carry out what callbacks have decided, write the results of the epoch, and let the topology adapt."""
@@ -184,7 +178,7 @@ class DecisionHandler:
     """
 
     def __init__(self, core: JobCore, training: ActiveTraining) -> None:
-        self._core, self._parts, self._training = core, core.parts, training
+        self._core, self._training = core, training
         self.spec: CallbacksSpec | None = core.spec.callbacks
 
     def carry_out(self, epoch: int, decision: ins.CallbackDecision) -> None:
@@ -199,14 +193,14 @@ class DecisionHandler:
         """
         if self.spec is None:
             return
-        core, training, before, mailbox = self._core, self._training, self.spec, self._parts.mailbox
+        core, training, before, mailbox = self._core, self._training, self.spec, self._core.mailbox
         rate = decision.learning_rate
         if rate is not None and rate != before.learning_rate:
             mailbox.handle(partial(core.control.set_learning_rate, rate))
             mailbox.call(partial(core.set_learning_rate, training, rate))
         kept = {known: state for known, state in before.kept.items() if known in decision.kept}
         if epoch in decision.kept:
-            kept[epoch] = self._parts.store(partial(training.composer.compose, training.coordinator.epochs_ended))
+            kept[epoch] = self._core.store(partial(training.composer.compose, training.coordinator.epochs_ended))
         if decision.restored in kept:
             self._restore(kept[decision.restored])
         if decision.stop or epoch + 1 >= core.spec.fit.epochs:
@@ -215,10 +209,10 @@ class DecisionHandler:
 
     def _restore(self, artifact: str) -> None:
         """Continue with the weights and the untrained state of another epoch; the optimizer keeps its own."""
-        artifacts = self._parts.server.artifacts
+        artifacts = self._core.server.artifacts
         state = load_state(artifacts.path(artifact))
         weights = artifacts.put(dump_state(state.weights, {}, state.untrained))
         try:
-            self._parts.mailbox.call(partial(self._core.write, self._training, weights))
+            self._core.mailbox.call(partial(self._core.write, self._training, weights))
         finally:
             artifacts.delete(weights)

@@ -1,11 +1,13 @@
-"""What the slots of one job bring: calls of workers, each a report and a request, and messages and ends of slots."""
+"""Handlers of what the slots of one job send: the calls of its workers, and the messages and losses of its slots."""
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from nfdt.core.errors import AuthenticationFailed, JobFailed, NfdtError, NotStored
 from nfdt.core.wire import workers_pb2 as pb
@@ -18,12 +20,12 @@ from nfdt.jobserver.job_slot import JobSlot
 from nfdt.jobserver.job_slots import QUICK_DEATHS, QUICK_S
 from nfdt.jobserver.outcome import PartLost, SlotError
 from nfdt.jobserver.pool_slot import PoolSlot, SlotMessageKind
-from nfdt.jobserver.worker_statistics import new_decisions, parse_statistics
 
 _log = logging.getLogger(__name__)
 
 MAX_WAIT_S = 30.0  # limit of one call of Next
 MAX_NAME = 80  # limit of a quoted name
+MAX_STATISTICS_BYTES = 2**20
 TOO_QUICK = (
     f"{QUICK_DEATHS} workers in a row or more ended within {QUICK_S:.0f} s or before their first step, and nobody is "
     "left from before: no more are started. If memory is short, use fewer workers on one machine or a smaller "
@@ -39,8 +41,7 @@ class WorkerCalls:
     """
 
     def __init__(self, core: JobCore) -> None:
-        self._core, self._parts = core, core.parts
-        self._slots, self._mailbox = core.parts.slots, core.parts.mailbox
+        self._core, self._slots, self._mailbox = core, core.slots, core.mailbox
 
     def next(self, request: pb.NextRequest, alive: Callable[[], bool]) -> pb.NextReply:
         """Process a worker's report and wait for its next instruction, up to the time in the request.
@@ -53,7 +54,7 @@ class WorkerCalls:
         self._authenticate(request)
         if self._core.spec.method == "predict" and request.evaluated.metrics:
             outputs = request.evaluated.metrics  # they would fill the memory
-            stored = self._parts.store(lambda: self._parts.server.artifacts.put(outputs))
+            stored = self._core.store(lambda: self._core.server.artifacts.put(outputs))
             request.evaluated.metrics = stored.encode()
         report = to_report(request)
         self._mailbox.handle(lambda: self._receive(request, report))
@@ -64,7 +65,7 @@ class WorkerCalls:
         job_slot = self._slots.workers.get(request.worker)
         if job_slot is not None and not 0 < request.call <= job_slot.call:
             job_slot.call, job_slot.reply = request.call, None
-            self._take_statistics(job_slot, request.statistics_json)
+            self._record_statistics(job_slot, request.statistics_json)
             self._answer(job_slot, request, report)
 
     def _reply(self, request: pb.NextRequest, alive: Callable[[], bool]) -> pb.NextReply | None:
@@ -82,9 +83,17 @@ class WorkerCalls:
 
     def _answer(self, job_slot: JobSlot, request: pb.NextRequest, report: ins.Report | None) -> None:
         instruction = self._instruct(job_slot, request, report)
-        if not isinstance(instruction, ins.Wait):
-            reply = to_reply(self._with_tickets(instruction, job_slot))
-            job_slot.reply = _short(self._with_share(reply, job_slot), job_slot)
+        if isinstance(instruction, ins.Wait):
+            return
+        if isinstance(instruction, ins.Work):
+            # A shard applies only pushes with a ticket of their task: a worker cannot push what it was not leased.
+            key, name = self._slots.shard_key.encode(), job_slot.name.encode()
+            tasks = [replace(t, ticket=task_ticket(key, name, t.task, t.round, t.part)) for t in instruction.tasks]
+            instruction = replace(instruction, tasks=tuple(tasks))
+        reply = to_reply(instruction)
+        if reply.HasField("begin_epoch") and (share := self._core.topology.share(job_slot.name)) is not None:
+            reply.begin_epoch.share.CopyFrom(share)
+        job_slot.reply = _short(reply, job_slot)
 
     def long_reply(self, request: pb.FetchReplyRequest) -> bytes:
         """Return the worker's answer with this number, encoded.
@@ -120,9 +129,9 @@ class WorkerCalls:
         return pb.TakeRowsReply() if split is None else pb.TakeRowsReply(begin=split.start, end=split.stop)
 
     def _authenticate(self, request: pb.NextRequest | pb.TakeRowsRequest | pb.FetchReplyRequest) -> None:
-        if worker_of(self._core.token, request.job_token) != request.worker:
+        if worker_of(self._slots.token, request.job_token) != request.worker:
             raise AuthenticationFailed(
-                f"Job {self._parts.job_id}: expected the token that {request.worker[:MAX_NAME]!r} was assigned with. "
+                f"Job {self._core.job_id}: expected the token that {request.worker[:MAX_NAME]!r} was assigned with. "
                 "Received: another one."
             )
 
@@ -134,28 +143,15 @@ class WorkerCalls:
             return ins.Wait()
         recovery, slots = self._core.topology.recovery, self._slots
         if request.incarnation != slots.incarnation and not (recovery is not None and recovery.running):
-            training.coordinator.excuse(job_slot.name)  # its report is about shards that are gone
+            # Its report is about shards that are gone, so the coordinator must not see it, only that the worker lives.
+            training.coordinator.excuse(job_slot.name)
             return ins.Wait() if request.busy else read_move(slots.move_message(job_slot))
         return training.coordinator.next(job_slot.name, report)
 
-    def _with_tickets(self, instruction: ins.Instruction, job_slot: JobSlot) -> ins.Instruction:
-        """Add the tickets of leased tasks, which the worker shows to the shards."""
-        if not isinstance(instruction, ins.Work):
-            return instruction
-        key, name = self._slots.shard_key.encode(), job_slot.name.encode()
-        tasks = [replace(t, ticket=task_ticket(key, name, t.task, t.round, t.part)) for t in instruction.tasks]
-        return replace(instruction, tasks=tuple(tasks))
-
-    def _with_share(self, reply: pb.NextReply, job_slot: JobSlot) -> pb.NextReply:
-        """Add the worker's share of the work to the beginning of an epoch."""
-        if reply.HasField("begin_epoch") and (share := self._core.topology.share(job_slot.name)) is not None:
-            reply.begin_epoch.share.CopyFrom(share)
-        return reply
-
-    def _take_statistics(self, job_slot: JobSlot, text: str) -> None:
+    def _record_statistics(self, job_slot: JobSlot, text: str) -> None:
         found = parse_statistics(text)
         for decision in new_decisions(job_slot.report, found):
-            self._parts.job_log.record("codec", {"worker": job_slot.name, **decision})
+            self._core.job_log.record("codec", {"worker": job_slot.name, **decision})
         job_slot.report = found or job_slot.report
 
 
@@ -170,16 +166,39 @@ def _short(reply: pb.NextReply, job_slot: JobSlot) -> pb.NextReply:
     return pb.NextReply(long_reply=pb.LongReply(number=job_slot.long_replies, total_bytes=len(encoded)))
 
 
+def parse_statistics(text: str) -> dict[str, Any]:
+    """Return the totals of a worker; empty if they cannot be read, because statistics never fail a job."""
+    if not text or len(text) > MAX_STATISTICS_BYTES:
+        return {}
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def new_decisions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the codec decisions of a worker between two of its reports; empty if they cannot be read."""
+
+    def decisions(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+        codecs = report.get("codecs")
+        found = codecs.get("decisions") if isinstance(codecs, dict) else None
+        listed = found if isinstance(found, list) else []
+        return [d for d in listed if isinstance(d, dict) and isinstance(d.get("at_push"), int)]
+
+    known = max((decision["at_push"] for decision in decisions(before)), default=0)
+    return [decision for decision in decisions(after) if decision["at_push"] > known]
+
+
 class SlotEvents:
-    """Handler of the events that a slot of the job is ready, has finished, has failed, or is lost. Thread-safe.
+    """Handler of the messages of the job's slots, and of their loss. Thread-safe.
 
     Args:
         core: Core of the job.
     """
 
     def __init__(self, core: JobCore) -> None:
-        self._core, self._parts = core, core.parts
-        self._slots, self._mailbox = core.parts.slots, core.parts.mailbox
+        self._core, self._slots, self._mailbox = core, core.slots, core.mailbox
 
     def receive(self, slot: PoolSlot, kind: SlotMessageKind, message: pb.SlotMessage | None) -> None:
         """Process one message; a :data:`~nfdt.jobserver.pool_slot.SlotListener`."""
@@ -187,13 +206,30 @@ class SlotEvents:
             self._mailbox.start(partial(self._lose, slot), f"end of {slot.name}")
         elif kind == "draining":
             self._mailbox.start(partial(self._hand_over, slot), f"end of {slot.name}")
+        elif message is not None and kind in ("output", "spans"):
+            if job_slot := self._mailbox.read(lambda: self._slots.job_slot_of(slot)):
+                self._core.job_log.write_message(job_slot.name, message)
         else:
-            self._mailbox.handle(lambda: self._take(slot, kind, message))
+            self._mailbox.handle(lambda: self._record(slot, message))
 
     def _lose(self, slot: PoolSlot) -> None:
-        end, hello = self._parts.server.end_of(slot.hello), slot.hello
-        how = str(end or f"its process ended ({hello.pid} on {hello.host}, slot {hello.name})")
-        self._mailbox.handle(lambda: self._take(slot, "lost", how=how))
+        how = self._core.server.end_of(slot.hello)
+
+        def lose() -> None:
+            job_slot = self._member(slot)
+            if job_slot is None or (self._core.training is not None and self._core.topology.lost(job_slot, how)):
+                return
+            if job_slot in self._slots.shards:
+                self._fail_without(job_slot, how)
+            else:
+                self._worker_gone(job_slot, how)
+
+        self._mailbox.handle(lose)
+
+    def _member(self, slot: PoolSlot) -> JobSlot | None:
+        """Return the position of a slot that is still in the job; None after the job has ended."""
+        job_slot = self._slots.job_slot_of(slot)
+        return None if job_slot is None or job_slot.gone or self._core.ended else job_slot
 
     def _hand_over(self, slot: PoolSlot) -> None:
         """Move the shard of a slot that is about to end; a worker reports its step and leaves by itself."""
@@ -201,49 +237,48 @@ class SlotEvents:
         if training is None or training.recovery is None or job_slot not in self._slots.shards:
             return
         try:
-            training.recovery.take()
+            training.recovery.store_snapshot()
         except NfdtError as error:  # the shards go on from the snapshot before
-            _log.warning("job %s: no last snapshot of %s: %s", self._parts.job_id, job_slot.name, error)
+            _log.warning("job %s: no last snapshot of %s: %s", self._core.job_id, job_slot.name, error)
 
         def leave() -> bool:
             leaves = job_slot.slot is slot and not job_slot.failing_over and not self._core.ended
             return leaves and self._core.topology.lost(job_slot, "its process was asked to end")
 
         if self._mailbox.handle(leave):
-            self._parts.server.pool.release(slot, self._parts.job_id)
+            self._core.server.pool.release(slot, self._core.job_id)
 
-    def _take(
-        self, slot: PoolSlot, kind: SlotMessageKind, message: pb.SlotMessage | None = None, how: str = ""
-    ) -> None:
-        core, job_slot = self._core, self._slots.job_slot_of(slot)
-        if job_slot is None or job_slot.gone or core.ended:
+    def _record(self, slot: PoolSlot, message: pb.SlotMessage | None) -> None:
+        """Note the address of a shard that is ready, or the end of a slot's work."""
+        job_slot = self._member(slot)
+        if job_slot is None or message is None:
             return
-        if kind == "ready" and message is not None:
+        if message.HasField("ready"):
             if message.ready.incarnation == self._slots.incarnation:
                 job_slot.address = message.ready.address
-        elif not (kind == "lost" and core.training is not None and core.topology.lost(job_slot, how)):
-            job_slot.gone = True
-            self._gone(job_slot, kind, message, how)
-
-    def _gone(self, job_slot: JobSlot, kind: SlotMessageKind, message: pb.SlotMessage | None, how: str) -> None:
-        error = SlotError(job_slot.name, message.failed, job_slot.members) if message and kind == "failed" else None
-        if error is not None and not (error.lost_connection and self._may_lose(job_slot)):
-            self._mailbox.end(error)
-        elif job_slot in self._slots.shards:
-            self._shard_gone(job_slot, how or "it stopped serving")
+            return
+        is_shard, how = job_slot in self._slots.shards, ""
+        if message.HasField("failed"):
+            error = SlotError(job_slot.name, message.failed, job_slot.members)
+            # Where shards are restored, a worker that loses its connection to one is no reason to end the job.
+            if is_shard or not error.lost_connection or self._core.topology.recovery is None:
+                job_slot.gone = True
+                self._mailbox.end(error)
+                return
+            how = str(error)
+        if is_shard:
+            self._fail_without(job_slot, "it stopped serving")
         else:
-            self._worker_gone(job_slot, how if error is None else str(error))
+            self._worker_gone(job_slot, how)
 
-    def _may_lose(self, job_slot: JobSlot) -> bool:
-        """Whether the loss of a connection to a shard is only the loss of this worker."""
-        return self._core.topology.recovery is not None and job_slot not in self._slots.shards
-
-    def _shard_gone(self, job_slot: JobSlot, what: str) -> None:
-        hello = job_slot.slot.hello
-        text = f"{job_slot.name} is gone ({what}: process {hello.pid} on {hello.host}), with a part of the weights."
+    def _fail_without(self, shard: JobSlot, what: str) -> None:
+        """End the run, because a shard is gone that is not restored."""
+        shard.gone, hello = True, shard.slot.hello
+        text = f"{shard.name} is gone ({what}: process {hello.pid} on {hello.host}), with a part of the weights."
         self._mailbox.end(PartLost(text) if self._core.topology.view.pushes else JobFailed(text))
 
     def _worker_gone(self, job_slot: JobSlot, how: str) -> None:
+        job_slot.gone = True
         asked = bool(self._core.spec.cluster.emulate.last_steps(job_slot.index))
         how = "it was killed, as emulate.fail asks" if how and asked else how
         if self._core.training is not None:

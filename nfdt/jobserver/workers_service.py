@@ -57,9 +57,7 @@ class WorkersService(workers_pb2_grpc.WorkersServicer):
             self._pool.leave(slot, stream)
         except Exception as error:
             _log.info("slot %s: the stream broke (%s)", slot.name, type(error).__name__)
-        self._pool.broke(slot, stream)
-        self._pool.await_return(slot, stream)
-        self._pool.leave(slot, stream)
+        self._pool.lose(slot, stream)
 
     @answering
     def Ended(self, request: pb.SlotEnded, context: Any) -> pb.SlotEndedReply:
@@ -107,7 +105,7 @@ class WorkersService(workers_pb2_grpc.WorkersServicer):
     def Fetch(self, request: pb.FetchRequest, context: Any) -> Iterator[pb.FetchChunk]:
         """Send an artifact of the job, or ranges of it."""
         job = self._scheduler.job_of(request.job_id)
-        if job is None or request.sha256 not in job.core.parts.fetchable:
+        if job is None or request.sha256 not in job.core.fetchable:
             raise PolicyRefused(f"Artifact {request.sha256[:80]!r} is no part of job {request.job_id[:80]!r}.")
         wanted = [(one.offset, one.length) for one in request.ranges]
         chunks = (

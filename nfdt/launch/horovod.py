@@ -242,11 +242,6 @@ class LaunchedRings:
     job_id: str
 
     @property
-    def forms_again(self) -> bool:
-        """Return False: the launcher starts each ring once."""
-        return False
-
-    @property
     def spans_machines(self) -> bool:
         """Return True: the user names the hosts."""
         return True
@@ -261,8 +256,8 @@ class LaunchedRings:
         return True
 
     @property
-    def takes_slots(self) -> bool:
-        """Return False: the launcher starts processes of its own."""
+    def in_slots(self) -> bool:
+        """Return False: the launcher starts processes of its own, and each ring once."""
         return False
 
     def adopt(self, slots: Mapping[int, pb.SlotHello]) -> None:

@@ -52,7 +52,7 @@ class _Slot:
 
 
 class LocalLauncher:
-    """Launcher that keeps the wanted number of slot processes alive; a :class:`~nfdt.core.jobs.runner.Launcher`.
+    """Launcher that keeps the wanted number of slot processes alive.
 
     Slots end with this process in any case, see :mod:`nfdt.core.host.child_process`: one thread starts all of them and
     holds the pipes of their standard input. If they can be forked, the fork server starts them.

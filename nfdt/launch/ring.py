@@ -127,11 +127,6 @@ class RingMaker(Protocol):
     """Maker of the rings of one job."""
 
     @property
-    def forms_again(self) -> bool:
-        """Whether a ring that has lost a rank can be formed again."""
-        ...
-
-    @property
     def spans_machines(self) -> bool:
         """Whether a ring may have ranks on several machines."""
         ...
@@ -154,8 +149,11 @@ class RingMaker(Protocol):
         ...
 
     @property
-    def takes_slots(self) -> bool:
-        """Whether ranks take the worker slots of the job, so that flat workers must leave theirs first."""
+    def in_slots(self) -> bool:
+        """Whether ranks are worker slots of the job.
+
+        Then flat workers must leave theirs first, and a ring that has lost a rank can be formed again.
+        """
         ...
 
     def adopt(self, slots: Mapping[int, pb.SlotHello]) -> None:

@@ -30,23 +30,12 @@ _COUNTERS = {
 }
 
 
-class Metrics:
-    """Page of metrics, made anew for each request.
-
-    Args:
-        store: Jobs of the server.
-        runner: Runner of the jobs.
-    """
-
-    def __init__(self, store: JobStore, runner: JobRunner) -> None:
-        self._store, self._runner = store, runner
-
-    def render(self, holder: Holder) -> tuple[bytes, str]:
-        """Return the page with the jobs that the holder of a token may know of, and its media type."""
-        registry = CollectorRegistry()
-        registry.register(_ServerCollector(self._store, self._runner, holder))
-        ProcessCollector(registry=registry)
-        return generate_latest(registry), CONTENT_TYPE_LATEST
+def render_metrics(store: JobStore, runner: JobRunner, holder: Holder) -> tuple[bytes, str]:
+    """Return the metrics of the jobs that the holder of a token may see, and their media type."""
+    registry = CollectorRegistry()  # a new one for each request, because each holder sees other jobs
+    registry.register(_ServerCollector(store, runner, holder))
+    ProcessCollector(registry=registry)
+    return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
 class _ServerCollector(Collector):
@@ -77,10 +66,9 @@ class _ServerCollector(Collector):
 
     def _jobs(self) -> Metric:
         counts = self._store.count_states()
-        states = {state: counts.get(state, 0) for state in (*ACTIVE, *TERMINAL)}
         family = GaugeMetricFamily("nfdt_jobs", "Jobs of this server.", labels=["state"])
-        for state, count in states.items():
-            family.add_metric([state], count)
+        for state in (*ACTIVE, *TERMINAL):
+            family.add_metric([state], counts.get(state, 0))
         return family
 
     def _slots(self) -> Metric:

@@ -34,7 +34,7 @@ from nfdt.core.jobs.store import JobStore, unknown_job
 from nfdt.core.specs.job import parse_job
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.web.job_page import describe_job, describe_program, weights_file
-from nfdt.web.metrics import Metrics
+from nfdt.web.metrics import render_metrics
 from nfdt.web.series import FIELDS, WorkerSeries
 from nfdt.web.sessions import SESSION_S, PageSessions
 
@@ -65,7 +65,7 @@ _CLOSED = (
 
 
 @dataclass(frozen=True)
-class PageContext:
+class PageSource:
     """Parts of a job server that the page shows.
 
     Attributes:
@@ -74,11 +74,6 @@ class PageContext:
         runner: Runner of the jobs.
         holders: Holders of the server's tokens.
         audit: Log of the users' actions.
-        sessions: Links and cookies.
-        series: Recent numbers of the workers.
-        metrics: Numbers for Prometheus.
-        cookie: Name of the cookie, another for each port of a machine.
-        secure: Whether the page is served over TLS.
     """
 
     store: JobStore
@@ -86,22 +81,26 @@ class PageContext:
     runner: JobRunner
     holders: Holders
     audit: AuditLog
-    sessions: PageSessions
-    series: WorkerSeries
-    metrics: Metrics
-    cookie: str
-    secure: bool
 
 
 class Pages:
-    """Handlers of requests; each finds the holder of the cookie or the token that came with it.
+    """Request handlers. Each finds the holder of the cookie or the token that came with its request.
+
+    Handlers that are no coroutines may block: Starlette calls them on threads.
 
     Args:
-        context: Parts of the server.
+        source: Parts of the server.
+        sessions: Links and cookies.
+        series: Recent numbers of the workers.
+        cookie: Name of the cookie. Browsers do not separate cookies by port, so each port needs its own name.
+        secure: Whether the page is served over TLS.
     """
 
-    def __init__(self, context: PageContext) -> None:
-        self._context = context
+    def __init__(
+        self, source: PageSource, sessions: PageSessions, series: WorkerSeries, *, cookie: str, secure: bool
+    ) -> None:
+        self._source, self._sessions, self._series = source, sessions, series
+        self._cookie, self._secure = cookie, secure
         self._parse = functools.lru_cache(maxsize=PARSED)(parse_job)
 
     def app(self) -> Starlette:
@@ -110,23 +109,24 @@ class Pages:
             Route("/", self._page),
             Route("/jobs/{job_id}", self._page),
             Route("/open", self._open),
-            Route("/metrics", _answering(self._metrics)),
-            Route("/api/jobs", _answering(self._list)),
-            Route("/api/jobs/{job_id}", _answering(self._show)),
-            Route("/api/jobs/{job_id}/stream", _answering(self._stream)),
-            Route("/api/jobs/{job_id}/weights.npz", _answering(self._weights)),
-            Route("/api/jobs/{job_id}/{action:str}", _answering(self._act), methods=["POST"]),
+            Route("/metrics", self._metrics),
+            Route("/api/jobs", self._list),
+            Route("/api/jobs/{job_id}", self._show),
+            Route("/api/jobs/{job_id}/stream", self._stream),
+            Route("/api/jobs/{job_id}/weights.npz", self._weights),
+            Route("/api/jobs/{job_id}/{action:str}", self._act, methods=["POST"]),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
-        return Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=_add_headers)])
+        middleware = [Middleware(BaseHTTPMiddleware, dispatch=_add_headers)]
+        return Starlette(routes=routes, middleware=middleware, exception_handlers={NfdtError: _answer_error})
 
     # ---- rights
 
     def _find_holder(self, request: Request) -> Holder | None:
         authorization = request.headers.get("authorization", "")
         if authorization.startswith(_BEARER):
-            return self._context.holders.find(authorization.removeprefix(_BEARER))
-        return self._context.sessions.holder(request.cookies.get(self._context.cookie, ""))
+            return self._source.holders.find(authorization.removeprefix(_BEARER))
+        return self._sessions.holder(request.cookies.get(self._cookie, ""))
 
     def _holder(self, request: Request, method: str) -> Holder:
         """Return the holder of the request's cookie or token.
@@ -143,53 +143,42 @@ class Pages:
 
     def _record(self, request: Request, method: str) -> JobRecord:
         holder, job_id = self._holder(request, method), request.path_params["job_id"]
-        record = self._context.store.get(job_id)
+        record = self._source.store.get(job_id)
         if not holder.sees(record.owner):
             raise unknown_job(job_id)
         return record
 
     # ---- the page
 
-    async def _open(self, request: Request) -> Response:
+    def _open(self, request: Request) -> Response:
         """Exchange a link for a cookie."""
-        cookie = self._context.sessions.redeem(request.query_params.get("key", ""))
+        cookie = self._sessions.redeem(request.query_params.get("key", ""))
         if cookie is None:
             return HTMLResponse(_CLOSED, 401)
         job_id = request.query_params.get("job", "")
         to = f"/jobs/{job_id}" if job_id.replace("-", "").isalnum() else "/"
         answer = RedirectResponse(to, 303)
-        answer.set_cookie(
-            self._context.cookie,
-            cookie,
-            max_age=int(SESSION_S),
-            httponly=True,
-            samesite="strict",
-            secure=self._context.secure,
-        )
+        lasts_s = int(SESSION_S)
+        answer.set_cookie(self._cookie, cookie, max_age=lasts_s, httponly=True, samesite="strict", secure=self._secure)
         return answer
 
-    async def _page(self, request: Request) -> Response:
+    def _page(self, request: Request) -> Response:
         if self._find_holder(request) is None:
             return HTMLResponse(_CLOSED, 401)
         return HTMLResponse((STATIC / "index.html").read_text(encoding="utf-8"))
 
     # ---- jobs
 
-    async def _list(self, request: Request) -> Response:
-        holder = self._holder(request, "List")
-        found = await asyncio.to_thread(self._described, holder)
-        return JSONResponse(found)
+    def _list(self, request: Request) -> Response:
+        holder, places = self._holder(request, "List"), self._source.runner.places()
+        seen = [record for record in self._source.store.jobs() if holder.sees(record.owner)]
+        return JSONResponse([describe_job(record, self._parse(record.spec_json), places) for record in seen])
 
-    def _described(self, holder: Holder) -> list[dict[str, Any]]:
-        places = self._context.runner.places()
-        seen = [record for record in self._context.store.jobs() if holder.sees(record.owner)]
-        return [describe_job(record, self._parse(record.spec_json), places) for record in seen]
-
-    async def _show(self, request: Request) -> Response:
+    def _show(self, request: Request) -> Response:
         record = self._record(request, "Show")
         may_act = self._holder(request, "Show").may_call(f"{_JOBS}Control")
-        program = await asyncio.to_thread(describe_program, record, self._context.artifacts)
-        job = describe_job(record, self._parse(record.spec_json), self._context.runner.places())
+        program = describe_program(record, self._source.artifacts)
+        job = describe_job(record, self._parse(record.spec_json), self._source.runner.places())
         return JSONResponse({**job, **program, "may_act": may_act, "fields": FIELDS})
 
     async def _stream(self, request: Request) -> Response:
@@ -203,8 +192,8 @@ class Pages:
         """Yield the events of a job after a cursor and the points of its workers, until the job has ended."""
         at, quiet_s, ended = 0.0, 0.0, False
         while True:
-            events = await asyncio.to_thread(self._context.store.events, job_id, cursor, BATCH)
-            points = self._context.series.after(job_id, at)
+            events = await asyncio.to_thread(self._source.store.events, job_id, cursor, BATCH)
+            points = self._series.after(job_id, at)
             if events:
                 cursor = events[-1].cursor
                 values = [{"cursor": e.cursor, "at": e.at, "kind": e.kind, "data": e.data} for e in events]
@@ -223,20 +212,16 @@ class Pages:
                     quiet_s = 0.0
                 await asyncio.sleep(POLL_S)
                 quiet_s += POLL_S
-            ended = is_terminal(self._context.store.get(job_id).state)
+            ended = is_terminal(self._source.store.get(job_id).state)
 
-    async def _weights(self, request: Request) -> Response:
+    def _weights(self, request: Request) -> Response:
         record = self._record(request, "Download")
-        data = await asyncio.to_thread(self._read_weights, record)
-        name = f"{record.job_id}.npz"
-        headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+        state = self._source.runner.snapshot(record.job_id).artifact
+        data = weights_file(record, self._source.artifacts, state)
+        headers = {"Content-Disposition": f'attachment; filename="{record.job_id}.npz"'}
         return Response(data, headers=headers, media_type="application/zip")
 
-    def _read_weights(self, record: JobRecord) -> bytes:
-        state = self._context.runner.snapshot(record.job_id).artifact
-        return weights_file(record, self._context.artifacts, state)
-
-    async def _act(self, request: Request) -> Response:
+    def _act(self, request: Request) -> Response:
         """Stop a job after the work under way, or cancel it; other sites cannot send the header that this needs."""
         actions: dict[str, dict[str, Any]] = {
             "stop": {"stop_training": pb.StopTraining()},
@@ -247,14 +232,12 @@ class Pages:
             raise UsageError(f"Action: expected {' or '.join(actions)}, with the header X-NFDT. Received: {name}.")
         record, holder = self._record(request, "Control"), self._holder(request, "Control")
         peer = f"{request.client.host}:{request.client.port}" if request.client else ""
-        self._context.audit.write(name, holder, peer, record.job_id)
-        control = pb.ControlRequest(job_id=record.job_id, **actions[name])
-        await asyncio.to_thread(self._context.runner.control, control)
+        self._source.audit.write(name, holder, peer, record.job_id)
+        self._source.runner.control(pb.ControlRequest(job_id=record.job_id, **actions[name]))
         return JSONResponse({})
 
-    async def _metrics(self, request: Request) -> Response:
-        holder = self._holder(request, "List")
-        text, kind = await asyncio.to_thread(self._context.metrics.render, holder)
+    def _metrics(self, request: Request) -> Response:
+        text, kind = render_metrics(self._source.store, self._source.runner, self._holder(request, "List"))
         return Response(text, media_type=kind)
 
 
@@ -263,26 +246,18 @@ def _message(name: str, value: Any, cursor: int | None = None) -> str:
     return f"event: {name}\n{number}data: {json.dumps(value)}\n\n"
 
 
-_Handler = Callable[[Request], Awaitable[Response]]
-
-
-def _answering(handler: _Handler) -> _Handler:
-    """Answer errors of NFDT with their text."""
-
-    @functools.wraps(handler)
-    async def answer(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except AuthenticationFailed as error:
-            return PlainTextResponse(str(error), 401)
-        except PolicyRefused as error:
-            return PlainTextResponse(str(error), 403)
-        except UsageError as error:
-            return PlainTextResponse(str(error), 404 if "No job" in str(error) else 400)
-        except NfdtError as error:
-            return PlainTextResponse(str(error), 503)
-
-    return answer
+async def _answer_error(request: Request, error: Exception) -> Response:
+    """Answer an error of NFDT with its text."""
+    match error:
+        case AuthenticationFailed():
+            status = 401
+        case PolicyRefused():
+            status = 403
+        case UsageError():
+            status = 404 if "No job" in str(error) else 400
+        case _:
+            status = 503
+    return PlainTextResponse(str(error), status)
 
 
 async def _add_headers(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:

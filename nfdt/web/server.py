@@ -10,14 +10,10 @@ from dataclasses import dataclass
 import uvicorn
 
 from nfdt.core.errors import Refused, ServerUnreachable, UsageError
-from nfdt.core.jobs.artifacts import ArtifactStore
-from nfdt.core.jobs.rights import AuditLog, Holder, Holders
-from nfdt.core.jobs.runner import JobRunner
-from nfdt.core.jobs.store import JobStore
+from nfdt.core.jobs.rights import Holder
 from nfdt.core.wire.channel import is_loopback, join_address, split_address
 from nfdt.core.wire.connection import server_tls
-from nfdt.web.metrics import Metrics
-from nfdt.web.pages import PageContext, Pages
+from nfdt.web.pages import Pages, PageSource
 from nfdt.web.series import WorkerSeries
 from nfdt.web.sessions import PageSessions
 
@@ -29,7 +25,7 @@ _ANY = ("0.0.0.0", "::")
 
 @dataclass(frozen=True)
 class PageAddress:
-    """Where the page is served.
+    """Address of the page, and how it is protected.
 
     Attributes:
         listen: ``host:port``; port 0 takes a free one.
@@ -46,23 +42,12 @@ class PageAddress:
     host: str = "127.0.0.1"
 
 
-@dataclass(frozen=True)
-class PageSource:
-    """Parts of a job server that the page shows; see :class:`~nfdt.web.pages.PageContext`."""
-
-    store: JobStore
-    artifacts: ArtifactStore
-    runner: JobRunner
-    holders: Holders
-    audit: AuditLog
-
-
 class PageServer:
     """The page, served from :meth:`start` to :meth:`stop`.
 
     Args:
-        address: Where it is served.
-        source: What it shows.
+        address: Address of the page.
+        source: Parts of the server that it shows.
 
     Attributes:
         url: Its address for browsers, without a key.
@@ -76,20 +61,10 @@ class PageServer:
         self._socket, self.url = _bind(address)
         self._sessions = PageSessions()
         self._series = WorkerSeries(source.store)
-        context = PageContext(
-            source.store,
-            source.artifacts,
-            source.runner,
-            source.holders,
-            source.audit,
-            self._sessions,
-            self._series,
-            Metrics(source.store, source.runner),
-            cookie=f"nfdt-{self._socket.getsockname()[1]}",
-            secure=address.cert is not None,
-        )
+        cookie = f"nfdt-{self._socket.getsockname()[1]}"
+        pages = Pages(source, self._sessions, self._series, cookie=cookie, secure=address.cert is not None)
         config = uvicorn.Config(
-            Pages(context).app(),
+            pages.app(),
             ssl_certfile=address.cert,
             ssl_keyfile=address.key,
             log_config=None,

@@ -42,7 +42,7 @@ def job(name: str, kind: str = "arrays") -> JobSpec:
 class Rings:
     """Launcher whose rings never start, and never fail."""
 
-    forms_again, spans_machines, machines = False, True, ()
+    in_slots, spans_machines, machines = False, True, ()
 
     def place(self, groups, *, together):
         return True
@@ -63,17 +63,14 @@ class Log(list):
     def write(self, level, text):
         self.append(text)
 
-    def ring_messages(self, stalls, texts):
-        self.extend(texts)
-
 
 def make(name: str) -> Topology:
     """Return the topology of a job that waits for its slots."""
     server = SimpleNamespace(rings=Rings(), launcher=None, launches_workers=False, pool=SlotPool(), clock=ManualClock())
     spec = job(name)
     kind = topology_class(spec)
-    slots = JobSlots(server, "job", spec, "", "token", lambda *message: None, kind.view.slots_wanted(spec))
-    return kind(JobParts(server, "job", slots, Log(), set(), Rings(), Mailbox(server.clock)), spec)
+    slots = JobSlots(server, "job", spec, "", "token", kind.view.slots_wanted(spec))
+    return kind(JobParts(server, "job", slots, Log(), set(), Rings(), Mailbox(server.clock), None), spec)
 
 
 def test_every_choice_of_the_axis_is_registered():
@@ -146,7 +143,8 @@ def test_a_job_without_other_processes_has_the_defaults(name):
     assert topology.prepare_epoch(SimpleNamespace())
     shards = SimpleNamespace(read=lambda: "state")
     coordinator = Coordinator(topology.spec, topology.view.policy(topology.spec), ManualClock())
-    assert topology.connect(lambda: shards, coordinator).read() == "state"
+    topology.parts.connect_shards = lambda: shards
+    assert topology.connect(coordinator).read() == "state"
     assert (topology.recovery is not None) == topology.restores
     assert not topology.set_learning_rate(0.5)
     topology.report()

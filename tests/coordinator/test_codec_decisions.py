@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nfdt.jobserver.worker_statistics import new_decisions
+from nfdt.jobserver.worker_calls import new_decisions
 
 
 def report(*pushes):

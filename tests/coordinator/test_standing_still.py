@@ -5,7 +5,7 @@ import pytest
 
 from nfdt.core.arrays.safetensors_io import load_arrays
 from nfdt.core.work.instructions import BeginEpoch, CollectState, TrainingDone, Wait, Work
-from nfdt.jobserver.client_control import ClientControl
+from nfdt.jobserver.job_core import ClientControl
 from nfdt.model.training.merge import decode_arrays
 from tests.support.simulated_cluster import SimulatedCluster, job
 

@@ -118,7 +118,7 @@ def test_workers_are_admitted_only_to_shards_that_have_addresses(name, attended)
         while world.job.core.training is None:
             world.begin()
             world.go_on(1)
-        assert not any(worker.admitted for worker in world.job.core.parts.slots.living())
+        assert not any(worker.admitted for worker in world.job.core.slots.living())
         world.add("shard")
         world.turns.finish("call")  # the rate is set, but the job's thread does not know it yet
         world.living("shard")[0].lose()

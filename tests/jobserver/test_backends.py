@@ -46,7 +46,7 @@ def make():
             is_launched=lambda slot: launched,
         )
         spec = job(workers=len(slots) or 1).model_copy(update={"versions": on(backend), "code": code})
-        return JobSlots(server, "job-1", spec, "", "token", print, len(slots), portable=portable), server
+        return JobSlots(server, "job-1", spec, "", "token", len(slots), portable=portable), server
 
     return make
 

@@ -16,8 +16,7 @@ from nfdt.core.jobs.store import JobStore
 from nfdt.core.specs.callbacks import CallbacksSpec
 from nfdt.core.wire import jobs_pb2
 from nfdt.core.work.instructions import CallbackDecision
-from nfdt.jobserver.client_control import ClientControl
-from nfdt.jobserver.job_core import JobCore
+from nfdt.jobserver.job_core import ClientControl, JobCore
 from nfdt.jobserver.mailbox import Mailbox
 from nfdt.jobserver.training_loop import DecisionHandler
 from nfdt.model.program.state import dump_state, load_state
@@ -106,7 +105,7 @@ def test_the_weights_of_a_kept_epoch_are_the_result(start, cluster):
     assert untrained(client, shown.result_artifact) == [2 * STEPS]
     state = load_state(client.download(shown.result_artifact))
     np.testing.assert_array_equal(state.optimizer[0], 7)  # the optimizer goes on with its own variables
-    record = cluster.server._context.store.get(job)
+    record = cluster.server.context.store.get(job)
     assert record.states == {shown.result_artifact}
     files = {file.name for file in (cluster.state_dir / "artifacts").iterdir()}
     assert files == {shown.result_artifact, *json.loads(record.spec_json)["artifacts"], *of_data(record)}
@@ -139,8 +138,9 @@ def test_shards_that_are_lost_after_a_restored_epoch_have_its_weights_too(lost, 
         recovery=SimpleNamespace(renew=renew),
     )
     spec = SimpleNamespace(callbacks=CallbacksSpec(members=(), state="", kept={0: kept}), fit=SimpleNamespace(epochs=9))
-    parts = SimpleNamespace(mailbox=mailbox, slots=slots, server=SimpleNamespace(artifacts=artifacts))
-    core = JobCore(parts, None, "", SimpleNamespace(spec=spec), ClientControl(False, 0.0))
+    server = SimpleNamespace(artifacts=artifacts)
+    core = JobCore(server, "job", slots, None, set(), None, mailbox, None, ClientControl(False, 0.0))
+    core.topology = SimpleNamespace(spec=spec)
     DecisionHandler(core, training).carry_out(1, CallbackDecision("", kept=(0,), restored=0))
     assert written == [7.0] * (1 + lost)
     assert stored == [0, 1][: 1 + lost]

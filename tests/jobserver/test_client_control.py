@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nfdt.core.errors import JobTaken, UsageError
-from nfdt.jobserver.client_control import ClientControl
+from nfdt.jobserver.job_core import ClientControl
 
 
 def test_an_interactive_job_begins_permitted_epochs_and_a_detached_one_all():
@@ -19,9 +19,9 @@ def test_an_interactive_job_begins_permitted_epochs_and_a_detached_one_all():
 
 def test_a_stop_is_taken_once():
     control = ClientControl(interactive=True, unwatched_since=0.0)
-    assert not control.take_stop()
+    assert not control.pop_stop()
     control.stop_training = True
-    assert [control.take_stop(), control.take_stop()] == [True, False]
+    assert [control.pop_stop(), control.pop_stop()] == [True, False]
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 5.0])

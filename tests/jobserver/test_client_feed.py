@@ -25,7 +25,7 @@ class Fed:
     def __init__(self, epochs=1):
         self.cluster = SimulatedCluster(job(stream=True, interactive=False, epochs=epochs))
         self.mailbox = Mailbox(SystemClock())
-        self.state = SimpleNamespace(parts=SimpleNamespace(mailbox=self.mailbox), training=None, ended=False)
+        self.state = SimpleNamespace(mailbox=self.mailbox, training=None, ended=False)
         self.begin()
         self.feed = ClientFeed(self.state)
         self.cluster.join(2)

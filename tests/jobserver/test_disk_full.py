@@ -203,7 +203,7 @@ def test_a_submission_is_refused_at_once_on_a_full_disk(start, disk, folder):
 
 def test_an_accident_of_the_scheduler_does_not_end_it(start, cluster, monkeypatch):
     client = start(shards=1, workers=2)
-    scheduler, happened = cluster.server._scheduler, threading.Event()
+    scheduler, happened = cluster.server.scheduler, threading.Event()
     real = scheduler._forget_ended
 
     def fail_once():

@@ -109,9 +109,10 @@ class LostLeader:
             job_id="job-1",
             slots=self.slots,
             mailbox=self.mailbox,
+            connect_shards=self.connect,
             job_log=SimpleNamespace(retry=lambda: None, stalled=lambda missing, seconds: None),
         )
-        self.failover = LeaderFailover(parts, self.coordinator, self.ring, self.connect, deadline_s)
+        self.failover = LeaderFailover(parts, self.coordinator, self.ring, deadline_s)
         return self.failover
 
     def lose(self, *positions: JobSlot) -> None:

@@ -356,9 +356,9 @@ def test_a_worker_whose_slot_is_given_up_gets_no_more_work(start, cluster, gate)
     cluster.add("worker", on_task=gate)
     job = client.submit(client.spec(epochs=1, workers=1, samples=400))
     assert gate.reached.wait(DEADLINE_S)
-    run = cluster.server._scheduler.job_of(job)
-    run.core.parts.slots.workers["worker-0"].gone = True
-    token = worker_token(run.core.token, "worker-0")
+    run = cluster.server.scheduler.job_of(job)
+    run.core.slots.workers["worker-0"].gone = True
+    token = worker_token(run.core.slots.token, "worker-0")
     reply = run.workers.next(workers_pb2.NextRequest(job_id=job, worker="worker-0", job_token=token), lambda: True)
     assert reply.WhichOneof("instruction") == "leave"
     client.control(job, cancel=jobs_pb2.Cancel())

@@ -85,8 +85,8 @@ def clock() -> ManualClock:
 @pytest.fixture
 def job_log(store, artifacts, clock) -> JobLog:
     job_log = JobLog(store, artifacts, "job", frozenset(), clock)
-    job_log.begin(JobOutcome("starting"))
-    job_log.begin(JobOutcome("running"))
+    job_log.enter("starting")
+    job_log.enter("running")
     return job_log
 
 
@@ -105,7 +105,7 @@ def test_records_stay_in_memory_while_the_disk_is_full_and_are_written_in_order(
     assert later(store) == []
     assert store.get("job").state == "running"
     disk.clear()
-    assert job_log.settled()
+    job_log.flush()
     assert later(store) == [("log", "a"), ("log", "b"), ("log", "c"), ("state", "s")]
     assert [one.cursor for one in store.events("job")] == list(range(1, 8))
     times = [one.at for one in store.events("job")]
@@ -137,7 +137,7 @@ def test_a_disk_that_stays_full_is_an_error_after_the_limit_and_what_follows_is_
     assert str(tmp_path) in str(caught.value)
     job_log.end(JobOutcome("failed", str(caught.value)))
     disk.clear()
-    assert job_log.settled()
+    job_log.flush()
     assert later(store) == [("log", "a"), ("state", "f")]
 
 

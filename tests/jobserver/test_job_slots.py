@@ -24,7 +24,7 @@ def slots(clock):
     for number in range(20):
         pool.join(pb.SlotHello(name=f"slot-{number}", role="worker"))
     server = SimpleNamespace(pool=pool, clock=clock, is_here=lambda hello: False)
-    return JobSlots(server, "job-1", job(workers=2), "", "token", lambda *message: None, wanted=2)
+    return JobSlots(server, "job-1", job(workers=2), "", "token", wanted=2)
 
 
 def join(slots, count=1):

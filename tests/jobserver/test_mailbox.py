@@ -10,7 +10,7 @@ import pytest
 from nfdt.core.clock import SystemClock
 from nfdt.core.errors import JobCancelled, JobFailed, ServerUnreachable, UsageError
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.jobserver.client_control import ClientControl
+from nfdt.jobserver.job_core import ClientControl
 from nfdt.jobserver.mailbox import CAUSE_WAIT_S, POLL_S, Mailbox, ServerStopping
 from nfdt.jobserver.outcome import SlotError, outcome_of
 from tests.support.clocks import ManualClock
@@ -105,7 +105,7 @@ def test_an_interactive_job_waits_for_its_client_and_misses_it_after_a_while():
 
 def test_a_request_to_stop_counts_once():
     control = ClientControl(interactive=False, unwatched_since=0.0, stop_training=True)
-    assert [control.take_stop(), control.take_stop()] == [True, False]
+    assert [control.pop_stop(), control.pop_stop()] == [True, False]
 
 
 @pytest.mark.parametrize("value", [-1.0, float("inf"), float("nan")])
@@ -210,7 +210,7 @@ def test_timers_run_on_the_thread_of_the_job_only_until_they_end(mailbox):
     called, left = [], [0.5, 0.0, None]
     mailbox.add_timer(lambda: called.append(1) or left.pop(0))
     mailbox.wait(lambda: True, 0)
-    mailbox.begin()
+    mailbox.claim_thread()
     for other in in_threads(2, lambda: mailbox.wait(lambda: True, 0)):
         other.join(30)
     assert called == []
@@ -226,7 +226,7 @@ def test_a_timer_is_added_once(mailbox):
         called.append(1)
         return 1.0
 
-    mailbox.begin()
+    mailbox.claim_thread()
     mailbox.add_timer(timer)
     mailbox.add_timer(timer)
     mailbox.wait(lambda: True, 0)
@@ -234,7 +234,7 @@ def test_a_timer_is_added_once(mailbox):
 
 
 def test_a_timer_that_fails_ends_the_job_and_is_not_called_again(mailbox):
-    mailbox.begin()
+    mailbox.claim_thread()
     mailbox.add_timer(lambda: float("bad"))
     mailbox.wait(lambda: True, 0)
     with pytest.raises(ValueError, match="bad"):
@@ -246,7 +246,7 @@ def test_a_timer_that_fails_ends_the_job_and_is_not_called_again(mailbox):
 
 def test_timers_and_messages_are_handled_while_a_slow_call_runs():
     mailbox, ticks, ended = Mailbox(SystemClock()), [], threading.Event()
-    mailbox.begin()
+    mailbox.claim_thread()
     mailbox.add_timer(lambda: ticks.append(1) or 0.0)
 
     def slow() -> int:
@@ -261,7 +261,7 @@ def test_timers_and_messages_are_handled_while_a_slow_call_runs():
 
 def test_a_slow_call_that_fails_fails_where_it_was_made():
     mailbox = Mailbox(SystemClock())
-    mailbox.begin()
+    mailbox.claim_thread()
     with pytest.raises(ServerUnreachable, match="gone"):
         mailbox.call(lambda: raise_(ServerUnreachable("gone")))
 

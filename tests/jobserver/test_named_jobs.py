@@ -185,7 +185,7 @@ def test_a_detached_job_waits_for_the_script_that_attaches_to_it(start, cluster)
     script.until("epoch_begin", epoch=0)
     attached.set()
     script.until("epoch_end", epoch=0)
-    control = cluster.server._scheduler.job_of(job).core.control
+    control = cluster.server.scheduler.job_of(job).core.control
     assert control.interactive
     assert not control.permits(1)
     permit(client, job, 2)

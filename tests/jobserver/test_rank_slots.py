@@ -53,7 +53,7 @@ def test_a_member_without_its_machine_may_go_elsewhere(elsewhere, expected):
 
 
 def take(pool: SlotPool, job: str, count: int) -> int:
-    return len(pool.take(SlotUser(job, lambda *message: None), "worker", count))
+    return len(pool.assign(SlotUser(job), "worker", count))
 
 
 def pool_of(count: int) -> tuple[SlotPool, list[PoolSlot]]:

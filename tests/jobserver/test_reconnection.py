@@ -79,12 +79,12 @@ def wait_until(pool, condition) -> bool:
 
 
 def away(cluster) -> bool:
-    pool = cluster.server._context.pool
+    pool = cluster.server.context.pool
     return wait_until(pool, lambda: any(slot.away for slot in pool._slots))
 
 
 def attending(cluster, count) -> bool:
-    pool = cluster.server._context.pool
+    pool = cluster.server.context.pool
     return wait_until(pool, lambda: pool.attending("worker")[1] == count)
 
 
@@ -193,7 +193,7 @@ def test_a_slot_gets_no_work_while_it_is_away_and_some_when_it_is_back(cluster, 
     assert away(cluster)
     client = cluster.client()
     job = client.submit(client.spec(epochs=1, workers=1))
-    assert cluster.server._context.pool.attending("worker") == (1, 0)
+    assert cluster.server.context.pool.attending("worker") == (1, 0)
     assert client.show(job).state == "queued"
     relay.mend()
     assert client.finish(job)[-1][1]["state"] == "succeeded"
@@ -223,9 +223,9 @@ def test_a_call_that_comes_late_is_not_taken_for_a_new_one(cluster, relay, gate)
     client = cluster.client()
     job = client.submit(client.spec(epochs=1, workers=1))
     assert gate.reached.wait(DEADLINE_S)
-    found = cluster.server._scheduler.job_of(job)
+    found = cluster.server.scheduler.job_of(job)
     late = pb.NextRequest(job_id=job, worker="worker-0", call=1, finished=[pb.Finished(task=2, samples=4)], wait_s=5)
-    late.job_token = worker_token(found.core.token, "worker-0")
+    late.job_token = worker_token(found.core.slots.token, "worker-0")
     assert found.workers.next(late, lambda: True).WhichOneof("instruction") == "wait"
     book = found.core.training.coordinator.run.training.book
     assert [task.task for task in book.held("worker-0")] == [2]
@@ -239,12 +239,12 @@ def test_only_its_worker_fetches_a_long_answer_and_only_the_last(cluster, relay,
     client = cluster.client()
     job = client.submit(client.spec(epochs=1, workers=1))
     assert gate.reached.wait(DEADLINE_S)
-    found = cluster.server._scheduler.job_of(job)
-    number = found.core.parts.slots.workers["worker-0"].long_replies
+    found = cluster.server.scheduler.job_of(job)
+    number = found.core.slots.workers["worker-0"].long_replies
     request = pb.FetchReplyRequest(job_id=job, worker="worker-0", number=number)
     with pytest.raises(AuthenticationFailed, match="worker-0"):
         found.workers.long_reply(request)
-    request.job_token = worker_token(found.core.token, "worker-0")
+    request.job_token = worker_token(found.core.slots.token, "worker-0")
     assert pb.NextReply.FromString(found.workers.long_reply(request)).work.tasks[0].task <= 2
     request.number -= 1
     with pytest.raises(NotStored, match="newer"):

@@ -26,7 +26,7 @@ def interactive(cluster):
 
 
 def stored(cluster, job):
-    return cluster.server._context.store.get(job).checkpoint_epochs
+    return cluster.server.context.store.get(job).checkpoint_epochs
 
 
 def restarted(cluster, **slots):
@@ -60,7 +60,7 @@ def test_the_job_waits_for_its_client_which_permits_each_epoch(cluster, interact
 
 def test_cursors_grow_over_the_events_that_a_loss_of_power_undoes(cluster, interactive):
     client, job = interactive
-    seen = list(cluster.server._context.store.events(job))[-1].cursor
+    seen = list(cluster.server.context.store.events(job))[-1].cursor
     client = restarted(cluster, shards=1, workers=1)
     kind, data = next(client.watch(job, after=seen + 1000))
     assert (kind, data["state"], data["epoch"]) == ("state", "queued", 1)

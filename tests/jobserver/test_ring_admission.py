@@ -6,7 +6,7 @@ import pytest
 
 from nfdt.core.errors import PolicyRefused
 from nfdt.core.specs.job import ClusterSpec
-from nfdt.jobserver.ring_makers import refuse_reach
+from nfdt.jobserver.slot_rings import refuse_reach
 from nfdt.launch.horovod_command import RingShape
 
 

@@ -122,8 +122,9 @@ class Job:
             job_log=self.log,
             fetchable=self.fetchable,
             mailbox=self.mailbox,
+            connect_shards=self.connect,
         )
-        self.recovery = ShardRecovery(parts, self.cluster.coordinator, self.connect)
+        self.recovery = ShardRecovery(parts, self.cluster.coordinator)
 
     def connect(self) -> ShardsClient:
         self.clients.append(ShardsClient(float(len(self.clients))))
@@ -339,12 +340,12 @@ def test_a_restoration_whose_thread_cannot_start_fails_the_job(make, monkeypatch
 
 def test_a_snapshot_replaces_the_one_before_it(make):
     job = make()
-    assert job.recovery.take()
+    assert job.recovery.store_snapshot()
     first = job.stored
     assert first == job.fetchable == job.slots.shard_state.artifacts
     assert job.log.newest == (job.slots.shard_state.state, job.slots.shard_state.records)
     job.clients[0].value = 7.0
-    assert job.recovery.take()
+    assert job.recovery.store_snapshot()
     assert job.weights() == [7.0] * 3
     assert job.stored == job.fetchable == job.slots.shard_state.artifacts
     assert not job.stored & first
@@ -352,17 +353,17 @@ def test_a_snapshot_replaces_the_one_before_it(make):
 
 def test_a_state_that_is_also_a_checkpoint_is_kept(make):
     job = make()
-    job.recovery.take()
+    job.recovery.store_snapshot()
     job.log.needs = {job.slots.shard_state.state}
     job.clients[0].value = 7.0
-    job.recovery.take()
+    job.recovery.store_snapshot()
     assert job.stored == job.log.needs | job.slots.shard_state.artifacts
 
 
 def test_an_unchanged_state_is_stored_once_and_not_deleted(make):
     job = make()
-    assert job.recovery.take()
-    assert job.recovery.take()
+    assert job.recovery.store_snapshot()
+    assert job.recovery.store_snapshot()
     assert job.stored == job.slots.shard_state.artifacts
 
 
@@ -371,14 +372,14 @@ def test_rounds_go_on_while_the_copies_are_on_their_way(make):
     client = job.clients[0]
     client.before = lambda: quiesced.append(job.cluster.coordinator._epochs.quiesced)
     client.during = lambda: quiesced.append(job.cluster.coordinator._epochs.quiesced)
-    assert job.recovery.take()
+    assert job.recovery.store_snapshot()
     assert quiesced == [True, False]
 
 
 @pytest.mark.parametrize("restored", [True, False])
 def test_a_snapshot_of_shards_that_were_lost_meanwhile_is_never_used(make, restored):
     job = make()
-    assert job.recovery.take()
+    assert job.recovery.store_snapshot()
     before, log = job.slots.shard_state, job.log.newest
     client = job.clients[0]
 
@@ -387,7 +388,7 @@ def test_a_snapshot_of_shards_that_were_lost_meanwhile_is_never_used(make, resto
         client.alive = True  # its last copy arrived
 
     client.value, client.during = 7.0, lose
-    assert not job.recovery.take()
+    assert not job.recovery.store_snapshot()
     assert (job.slots.shard_state, job.log.newest) == (before, log)
     assert job.stored == job.fetchable == before.artifacts
 
@@ -395,7 +396,7 @@ def test_a_snapshot_of_shards_that_were_lost_meanwhile_is_never_used(make, resto
 def test_a_snapshot_of_a_job_that_has_ended_meanwhile_is_deleted(make):
     job = make()
     job.clients[0].during = job.recovery.close
-    assert not job.recovery.take()
+    assert not job.recovery.store_snapshot()
     assert job.stored == set()
 
 
@@ -404,10 +405,10 @@ def test_after_shards_that_do_not_answer_rounds_go_on_and_the_next_snapshot_succ
     job.clients[0].before = lambda: job.clients[0]._check()
     job.clients[0].alive = False
     with pytest.raises(ServerUnreachable):
-        job.recovery.take()
+        job.recovery.store_snapshot()
     assert not job.cluster.coordinator._epochs.quiesced
     job.clients[0].alive = True
-    assert job.recovery.take()
+    assert job.recovery.store_snapshot()
 
 
 def test_a_snapshot_waits_for_the_end_of_a_round(make):
@@ -423,7 +424,7 @@ def test_a_snapshot_waits_for_the_end_of_a_round(make):
             worker.ask()
 
     job.mailbox.handle(begin)
-    thread, answers = in_background(job.recovery.take)
+    thread, answers = in_background(job.recovery.store_snapshot)
     job.mailbox.wait_until(lambda: job.machine.taking) if not job.machine.taking else None
     for _ in range(6):
         job.mailbox.handle(turn)
@@ -439,10 +440,10 @@ def test_a_snapshot_waits_for_another_one(make):
         assert go_on.wait(DEADLINE_S)
 
     job.clients[0].during = hold
-    first, answers = in_background(job.recovery.take)
+    first, answers = in_background(job.recovery.store_snapshot)
     assert reached.wait(DEADLINE_S)
     job.clients[0].during, job.clients[0].value = lambda: None, 7.0
-    second, _ = in_background(lambda: answers.append(job.recovery.take()))
+    second, _ = in_background(lambda: answers.append(job.recovery.store_snapshot()))
     go_on.set()
     first.join(DEADLINE_S)
     second.join(DEADLINE_S)
@@ -455,8 +456,8 @@ def test_nothing_waits_longer_for_a_snapshot_than_its_limit(make, monkeypatch):
     monkeypatch.setattr("nfdt.jobserver.topologies.shard_recovery.SNAPSHOT_S", 0.0)
     assert job.machine.begin_snapshot()
     with pytest.raises(NotStored, match="Another snapshot of the shards has taken more than 0 s"):
-        job.recovery.take()
-    job.recovery.forget()
+        job.recovery.store_snapshot()
+    job.recovery.delete_snapshot()
     assert job.log.newest is None  # left to the server's quota
 
 
@@ -492,8 +493,8 @@ def test_one_snapshot_is_taken_when_one_is_due_whatever_happens_meanwhile(make, 
 
 def test_the_last_snapshot_is_deleted_with_the_result_of_the_job(make):
     job = make()
-    job.recovery.take()
-    job.recovery.forget()
+    job.recovery.store_snapshot()
+    job.recovery.delete_snapshot()
     assert job.log.newest == ("", "")
     assert job.stored == job.fetchable == set()
     assert job.slots.shard_state == ShardState()
@@ -501,9 +502,9 @@ def test_the_last_snapshot_is_deleted_with_the_result_of_the_job(make):
 
 def test_the_last_snapshot_is_left_to_the_quota_if_it_cannot_be_deleted(make):
     job = make()
-    job.recovery.take()
+    job.recovery.store_snapshot()
     job.log.full = True
-    job.recovery.forget()
+    job.recovery.delete_snapshot()
     assert job.stored == job.slots.shard_state.artifacts
 
 
@@ -548,7 +549,7 @@ def test_without_room_for_the_state_the_job_goes_on_but_may_lose_no_shard(make):
     assert job.recovery.renew(0)
     assert not job.machine.possible
     job.log.full = False
-    assert job.recovery.take()
+    assert job.recovery.store_snapshot()
     assert job.machine.possible
 
 

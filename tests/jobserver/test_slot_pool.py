@@ -29,7 +29,7 @@ def pool() -> SlotPool:
 
 
 def taken(pool, job_id, received, **options) -> PoolSlot:
-    (slot,) = pool.take(SlotUser(job_id, received, **options), "worker", 1)
+    (slot,) = pool.assign(SlotUser(job_id, listener=received, **options), "worker", 1)
     slot.send(pb.Assignment(worker=pb.WorkerAssignment(job_id=job_id)))
     return slot
 
@@ -55,7 +55,7 @@ def test_a_late_message_about_another_job_is_dropped(pool):
 def test_a_slot_that_ran_code_of_another_session_is_dismissed_and_not_taken(pool):
     pool.join(hello())
     pool.receive(taken(pool, "job", Messages(), session="one", code=True), finished("job"))
-    assert pool.take(SlotUser("other", Messages(), session="two"), "worker", 1) == []
+    assert pool.assign(SlotUser("other", session="two"), "worker", 1) == []
     assert pool.attending("worker") == (0, 0)
 
 
@@ -67,12 +67,12 @@ def test_a_slot_that_is_about_to_end_is_not_taken_again(pool):
     assert received == [("worker", "draining")]
     pool.receive(slot, finished("job"))
     assert pool.attending("worker") == (0, 0)
-    assert pool.take(SlotUser("other", Messages()), "worker", 1) == []
+    assert pool.assign(SlotUser("other"), "worker", 1) == []
 
 
 def test_a_slot_that_was_taken_but_not_assigned_is_free_when_its_job_ends(pool):
     pool.join(hello())
-    (slot,) = pool.take(SlotUser("job", Messages()), "worker", 1)
+    (slot,) = pool.assign(SlotUser("job", listener=Messages()), "worker", 1)
     pool.release(slot, "job")
     assert pool.attending("worker") == (1, 1)
     assigned = taken(pool, "job", Messages())
@@ -122,7 +122,7 @@ def test_a_message_that_is_sent_again_counts_once(pool):
 
 def test_the_number_of_workers_that_replace_lost_ones_is_limited(pool):
     spec = SimpleNamespace(code=False, versions={})
-    slots = JobSlots(SimpleNamespace(pool=pool), "job", spec, "session", "token", Messages(), wanted=2)
+    slots = JobSlots(SimpleNamespace(pool=pool), "job", spec, "session", "token", wanted=2)
     for number in range(40):
         pool.join(hello(f"worker-{number}"))
     joined = sum(len(slots.acquire_workers(2)) for _ in range(20))

@@ -28,7 +28,7 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.tasks import TaskNumbers
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job import Job
-from nfdt.jobserver.restart import go_on
+from nfdt.jobserver.restart import requeue
 from nfdt.jobserver.shard_clients import ShardSnapshot
 from nfdt.jobserver.slot_pool import SlotPool
 from nfdt.model.program.state import State, dump_state, load_state
@@ -244,7 +244,8 @@ class World:
         self.shards: dict[str, Shard] = {}
         self.ports, self.names = itertools.count(1), itertools.count()
         monkeypatch.setattr("nfdt.jobserver.job_core.Mailbox", lambda clock: self.turns.mailbox(clock))
-        monkeypatch.setattr("nfdt.jobserver.job.connect_shards", lambda addresses, *_, **__: self._client(addresses))
+        connect = "nfdt.jobserver.job_parts.connect_shards"
+        monkeypatch.setattr(connect, lambda addresses, *_, **__: self._client(addresses))
         monkeypatch.setattr("nfdt.jobserver.topologies.failover.RETRY_S", 0.0)
         monkeypatch.setattr("nfdt.jobserver.job_core.threading", SimpleNamespace(Lock=lambda: TurnLock(self.turns)))
         self.store.add(JOB, self._spec(algorithm).model_dump_json(), session="s", owner="")
@@ -318,7 +319,7 @@ class World:
             if self.job.broken_off and self._goes_on(self.job.broken_off):
                 self.control = self.job.core.control
                 self._queue(self.server)
-        slots = self.job.core.parts.slots
+        slots = self.job.core.slots
         free = {role: self.pool.attending(role)[1] for role in ("shard", "worker")}
         if not self.begun and not self.ended and free["shard"] >= SHARDS and free["worker"] >= 1:
             slots.evict_other_sessions()
@@ -327,7 +328,7 @@ class World:
             self.begun = True
 
     def _goes_on(self, why: str) -> bool:
-        return go_on(self.store.get(JOB), self.store, self.artifacts, why)
+        return requeue(self.store.get(JOB), self.store, self.artifacts, why)
 
     def permit(self, epoch: int, until: int) -> None:
         """Let an epoch begin or go on up to a step; 0: to its end."""

@@ -22,7 +22,7 @@ class ServedMailbox(Mailbox):
         self._serving.start()
 
     def _serve(self) -> None:
-        self.begin()
+        self.claim_thread()
         while self.wait(lambda: self._closed or None, DEADLINE_S) is None:
             pass
 

@@ -24,7 +24,8 @@ from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.rights import AuditLog, Holders
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
-from nfdt.web.server import PageAddress, PageServer, PageSource
+from nfdt.web.pages import PageSource
+from nfdt.web.server import PageAddress, PageServer
 from tests.support.browser import Browser
 from tests.support.scripts import descendants, start_server, stop
 

@@ -13,7 +13,7 @@ from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.spans import CAPACITY, COMPUTE, SPAN, WAIT, SpanRing, read_spans, track_of
-from nfdt.jobserver.job_log import JobLog, SlotNotes
+from nfdt.jobserver.job_log import JobLog
 from nfdt.worker.span_sender import ClockEstimate, delivered_spans
 from tests.support.clocks import ManualClock
 
@@ -29,7 +29,7 @@ def store(tmp_path):
 @pytest.fixture
 def notes(store, tmp_path):
     artifacts = ArtifactStore(tmp_path / "artifacts")
-    return SlotNotes(store, "job", JobLog(store, artifacts, "job", frozenset(), ManualClock()))
+    return JobLog(store, artifacts, "job", frozenset(), ManualClock())
 
 
 def message(count: int, began: float = 0.0) -> pb.SlotMessage:
@@ -110,15 +110,15 @@ def test_spans_are_delivered_while_a_job_runs_and_at_its_end():
 @pytest.mark.parametrize("records", [b"x", bytes(SPAN.itemsize * (CAPACITY + 1))])
 def test_what_is_no_spans_or_too_many_is_refused(notes, store, records):
     with pytest.raises(ProtocolError, match=f"Spans of worker-0: expected at most {CAPACITY} records"):
-        notes.receive("worker-0", pb.SlotMessage(spans=pb.SlotSpans(records=records)))
+        notes.write_message("worker-0", pb.SlotMessage(spans=pb.SlotSpans(records=records)))
     assert store.spans("job") == []
 
 
 def test_the_latest_spans_of_each_process_are_kept(notes, store, monkeypatch):
     monkeypatch.setattr(stores, "SPAN_BYTES", 30 * SPAN.itemsize)
     for began in range(0, 100, 10):
-        notes.receive("worker-0", message(10, began))
-    notes.receive("worker-1", message(3))
+        notes.write_message("worker-0", message(10, began))
+    notes.write_message("worker-1", message(3))
     kept = store.spans("job")
     assert [each.process for each in kept] == ["worker-0"] * 3 + ["worker-1"]
     assert (kept[0].offset_s, kept[0].error_s) == (1.0, 0.1)
@@ -126,7 +126,7 @@ def test_the_latest_spans_of_each_process_are_kept(notes, store, monkeypatch):
 
 
 def test_spans_go_with_their_job(notes, store):
-    notes.receive("worker-0", message(1))
+    notes.write_message("worker-0", message(1))
     store.transition("job", "cancelled")
     store.delete("job")
     assert store.spans("job") == []
@@ -137,7 +137,7 @@ def test_a_full_disk_leaves_a_gap(notes, store, monkeypatch):
         raise NotStored("full")
 
     monkeypatch.setattr(store, "add_spans", full)
-    notes.receive("worker-0", message(1))
+    notes.write_message("worker-0", message(1))
     assert store.spans("job") == []
 
 

@@ -1,4 +1,4 @@
-"""What the Jobs service and the page know of the part of the server that runs jobs."""
+"""Interface between the Jobs service and the part of the server that runs the jobs."""
 
 from __future__ import annotations
 

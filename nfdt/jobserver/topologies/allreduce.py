@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from nfdt.coordinator.coordinator import Coordinator
@@ -10,16 +10,15 @@ from nfdt.coordinator.failover import FailoverMachine, Resume
 from nfdt.coordinator.topology_view import ALLREDUCE, TopologyView
 from nfdt.core.errors import JobFailed
 from nfdt.core.specs.job import JobSpec
-from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job_parts import JobParts
 from nfdt.jobserver.job_slot import JobSlot
 from nfdt.jobserver.outcome import explained
-from nfdt.jobserver.ring_makers import admit_rings
 from nfdt.jobserver.shard_clients import ShardClients
 from nfdt.jobserver.topologies.base import Topology
 from nfdt.jobserver.topologies.failover import Failover, MovingShards
-from nfdt.jobserver.topologies.slot_supply import SlotNeed, WorkerReplacement, check_supply, launch_workers
+from nfdt.jobserver.topologies.slot_supply import SlotNeed, WorkerReplacement, launch_workers
 from nfdt.launch.horovod_command import RingShape
+from nfdt.launch.horovod_log import describe
 from nfdt.launch.ring import Ring, RingMaker
 
 FAILOVER_S = 60.0  # time for a new leader in addition to the ring's own time limit
@@ -39,11 +38,6 @@ class AllreduceTopology(Topology):
         self.ring: Ring | None = None
         self._failover: LeaderFailover | None = None
         self._replacement = WorkerReplacement(parts, self.view.slots_wanted(spec))
-
-    @classmethod
-    def admit(cls, server: ServerContext, spec: JobSpec) -> None:
-        """Refuse a job whose ring this server cannot or may not launch."""
-        admit_rings(server, spec)
 
     def start(self, shards: int) -> None:
         """Claim the job's ring, which starts in the background."""
@@ -71,25 +65,29 @@ class AllreduceTopology(Topology):
     def give_up(self, short: Sequence[SlotNeed], *, late: bool) -> None:
         """Fail if there are too few slots for the ranks, or the ranks do not start in time."""
         if self.awaited_slots:
-            check_supply(self.parts.server, self.spec, short, late=late, all_at_once=True)
+            super().give_up(short, late=late)
         elif late and self.ring is not None:
             raise JobFailed(
                 f"The ranks did not come up within {self.spec.start_timeout_s:g} s; see {self.ring.log}. "
                 f"Expected: {self.ring.origin}."
             )
 
-    def connect(self, connect: Callable[[], ShardClients], coordinator: Coordinator) -> ShardClients:
+    def connect(self, coordinator: Coordinator) -> ShardClients:
         """Return the plain client, or for an elastic ring one that survives the loss of its leader."""
         if self.ring is None or not self.spec.cluster.elastic:
-            return connect()
+            return super().connect(coordinator)
         deadline_s = self.spec.cluster.elastic_timeout_s + FAILOVER_S
-        self._failover = LeaderFailover(self.parts, coordinator, self.ring, connect, deadline_s)
+        self._failover = LeaderFailover(self.parts, coordinator, self.ring, deadline_s)
         return self._failover.shards
 
     def report(self) -> None:
         """Copy the ring's warnings into the job's log."""
         if self.ring is not None:
-            self.parts.job_log.ring_messages(*self.ring.messages())
+            stalls, texts = self.ring.messages()
+            for stall in stalls:
+                self.parts.job_log.record("stalled", describe(stall))
+            for text in texts:
+                self.parts.job_log.write("warning", text)
 
     def replace_lost(self, coordinator: Coordinator, now: float) -> None:
         """Fail the job if the ring's leader is permanently lost."""
@@ -132,25 +130,17 @@ class LeaderFailover(Failover):
         parts: Parts of the job.
         coordinator: Coordinator of the job.
         ring: The ring.
-        connect: Function that creates the client of the shard at its current address.
         deadline_s: Time limit of a failover, in seconds.
     """
 
-    def __init__(
-        self,
-        parts: JobParts,
-        coordinator: Coordinator,
-        ring: Ring,
-        connect: Callable[[], ShardClients],
-        deadline_s: float,
-    ) -> None:
+    def __init__(self, parts: JobParts, coordinator: Coordinator, ring: Ring, deadline_s: float) -> None:
         too_late = (
             f"The rank that spoke for the ring is gone. Expected: another one within {deadline_s:.0f} s. "
             f"Received: none; see {ring.log}. Submit the job again."
         )
-        super().__init__(parts, coordinator, connect)
+        super().__init__(parts, coordinator)
         self._machine = FailoverMachine(parts.server.clock, deadline_s, too_late)
-        self.shards = MovingShards(connect(), deadline_s, "rank of the ring", repeats_writes=True)
+        self.shards = MovingShards(parts.connect_shards(), deadline_s, "rank of the ring", repeats_writes=True)
         self._ring = ring
 
     def _positions(self) -> list[JobSlot]:

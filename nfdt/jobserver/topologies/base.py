@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from nfdt.coordinator.coordinator import Coordinator
@@ -14,8 +14,9 @@ from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job_parts import JobParts
 from nfdt.jobserver.job_slot import JobSlot
 from nfdt.jobserver.shard_clients import ShardClients
+from nfdt.jobserver.slot_rings import admit_rings
 from nfdt.jobserver.topologies.shard_recovery import ShardRecovery
-from nfdt.jobserver.topologies.slot_supply import SlotNeed
+from nfdt.jobserver.topologies.slot_supply import SlotNeed, check_supply
 from nfdt.schedulers.group_shares import FixedSizes
 
 
@@ -30,6 +31,7 @@ class Topology(ABC):
         view: Pure properties of the topology.
         parts: Parts of the job.
         spec: Current specification of the job.
+        sizes: Batch sizes that the topology sets itself; None: the batch policy of the algorithm sets them.
         restores: Whether lost shards are restored; otherwise the loss of a shard ends the run.
         recovery: Snapshots of the shards, and their restoration; None before :meth:`connect`.
     """
@@ -37,6 +39,7 @@ class Topology(ABC):
     view: ClassVar[TopologyView]
     parts: JobParts
     spec: JobSpec
+    sizes: FixedSizes | None = None
     restores: ClassVar[bool] = False
     recovery: ShardRecovery | None = None
 
@@ -51,7 +54,8 @@ class Topology(ABC):
             UsageError: A requirement of the topology is missing here.
             PolicyRefused: The job requests more than this server allows.
         """
-        return None
+        if cls.view.launched:
+            admit_rings(server, spec)
 
     # ---- start
 
@@ -68,9 +72,8 @@ class Topology(ABC):
         """Number of worker slots for ranks that the job waits for before its leaders can register; 0 for none."""
         return 0
 
-    @abstractmethod
     def give_up(self, short: Sequence[SlotNeed], *, late: bool) -> None:
-        """End a job that cannot get its slots.
+        """End a job that cannot get its slots. Ranks can begin only together, other workers with what is there.
 
         Args:
             short: Needs for which too few slots are registered.
@@ -79,14 +82,15 @@ class Topology(ABC):
         Raises:
             JobFailed: No more slots can be expected.
         """
+        check_supply(self.parts.server, self.spec, short, late=late, all_at_once=self.view.launched)
 
     def form(self) -> None:
         """Start the parts that are required before training."""
         return None
 
-    def connect(self, connect: Callable[[], ShardClients], coordinator: Coordinator) -> ShardClients:
-        """Create the client of the shards; ``connect`` creates a plain one for the addresses of the shards' slots."""
-        return connect()
+    def connect(self, coordinator: Coordinator) -> ShardClients:
+        """Return the client of the shards for the whole training."""
+        return self.parts.connect_shards()
 
     def coordinator_spec(self) -> JobSpec:
         """Return the specification for the coordinator, with the current number of workers."""
@@ -94,11 +98,6 @@ class Topology(ABC):
         spec = self.view.effective_spec(self.spec, groups=count)
         cluster = spec.cluster.model_copy(update={"workers": count})
         return spec.model_copy(update={"cluster": cluster})
-
-    @property
-    def sizes(self) -> FixedSizes | None:
-        """Batch sizes that the topology sets itself; None: the batch policy of the algorithm sets them."""
-        return None
 
     # ---- training
 

@@ -1,4 +1,4 @@
-"""Carrier of a failover of the processes that hold a job's weights, and the client of the shards that survives it."""
+"""Failover of the processes that hold a job's weights, and a client of the shards that survives it."""
 
 from __future__ import annotations
 
@@ -99,46 +99,45 @@ class MovingShards:
         return ServerUnreachable(f"No {self._what} answers (time limit: {self._deadline_s:.0f} s).")
 
     def flush(self) -> None:
-        """See :class:`ShardClients`."""
-        self._written = None
+        """Apply gradients that softsync still holds."""
+        self._written = None  # the end of the epoch is stored, so successors have it
         self._call(lambda shards: shards.flush())
 
     def set_learning_rate(self, value: float) -> None:
-        """See :class:`ShardClients`."""
+        """Set the learning rate, also of successors."""
         self._rate = value
         self._call(lambda shards: shards.set_learning_rate(value))
 
     def forget(self, worker: str, tasks: Sequence[int]) -> list[frozenset[int]]:
-        """See :class:`ShardClients`."""
+        """Drop the backups of a lost worker and refuse its pushes; return those of its tasks that each has applied."""
         return self._call(lambda shards: shards.forget(worker, tasks))
 
     def statistics(self) -> list[Any]:
-        """See :class:`ShardClients`."""
+        """Return the counts of each shard, in order."""
         return self._call(lambda shards: list(shards.statistics()))
 
     def read(self) -> State:
-        """See :class:`ShardClients`."""
+        """Return the weights and optimizer variables of all shards."""
         return self._call(lambda shards: shards.read())
 
     def write(self, state: State) -> None:
-        """See :class:`ShardClients`."""
+        """Replace the weights, and the optimizer variables that the state has."""
         self._written = state if self._repeats_writes else None
         self._call(lambda shards: shards.write(state))
 
     def snapshot(self, copied: Callable[[], None]) -> ShardSnapshot:
-        """See :class:`ShardClients`; not repeated, because it belongs to the shards that were asked."""
+        """Return the state of the current shards; not repeated, because it belongs to the shards that were asked."""
         return self._wait_for_other_than(None).snapshot(copied)
 
 
 class Failover(ABC):
-    """Carrier of a :class:`FailoverMachine`: a timer for each series of losses, which replaces lost positions.
+    """Driver of a :class:`FailoverMachine`: a timer that replaces lost positions until the machine serves again.
 
     Only messages call it. Successors are called on a thread, which brings their answer as a message.
 
     Args:
         parts: Parts of the job.
         coordinator: Coordinator of the job.
-        connect: Function that creates the client of the shards at their current addresses.
 
     Attributes:
         shards: Client of the current shards.
@@ -147,9 +146,8 @@ class Failover(ABC):
     _machine: FailoverMachine
     shards: MovingShards
 
-    def __init__(self, parts: JobParts, coordinator: Coordinator, connect: Callable[[], ShardClients]) -> None:
-        self._parts, self._slots, self._mailbox = parts, parts.slots, parts.mailbox
-        self._coordinator, self._connect = coordinator, connect
+    def __init__(self, parts: JobParts, coordinator: Coordinator) -> None:
+        self._parts, self._slots, self._mailbox, self._coordinator = parts, parts.slots, parts.mailbox, coordinator
 
     @property
     def running(self) -> bool:
@@ -180,7 +178,8 @@ class Failover(ABC):
                     case Start(attempt):
                         self._mailbox.handle(partial(self._start, attempt))
                     case Reach(attempt):
-                        self._mailbox.start(partial(self._reach, attempt, self._connect()), f"failover of {job_id}")
+                        shards = self._parts.connect_shards()
+                        self._mailbox.start(partial(self._reach, attempt, shards), f"failover of {job_id}")
                     case Stalled(missing, seconds):
                         self._parts.job_log.stalled(list(missing), seconds)
                     case Fail(reason):

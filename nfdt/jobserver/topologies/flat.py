@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 from nfdt.coordinator.coordinator import Coordinator
@@ -18,17 +18,10 @@ from nfdt.jobserver.job_slot import JobSlot
 from nfdt.jobserver.placement import machine_of
 from nfdt.jobserver.shard_clients import ShardClients
 from nfdt.jobserver.topologies.base import Topology
-from nfdt.jobserver.topologies.group_slots import GroupSlots
 from nfdt.jobserver.topologies.groups import GroupsTopology
 from nfdt.jobserver.topologies.shard_recovery import ShardRecovery
-from nfdt.jobserver.topologies.slot_supply import (
-    SlotNeed,
-    WorkerReplacement,
-    check_supply,
-    launch_shards,
-    launch_workers,
-)
-from nfdt.planning import Groups, PlanChoice
+from nfdt.jobserver.topologies.slot_supply import WorkerReplacement, launch_shards, launch_workers
+from nfdt.planning import PlanChoice
 
 
 class FlatTopology(Topology):
@@ -47,13 +40,9 @@ class FlatTopology(Topology):
         launch_shards(self.parts.server, shards)
         launch_workers(self.parts.server, self.spec, self.spec.cluster.workers)
 
-    def give_up(self, short: Sequence[SlotNeed], *, late: bool) -> None:
-        """Fail if the launcher cannot start slots, or none is registered."""
-        check_supply(self.parts.server, self.spec, short, late=late)
-
-    def connect(self, connect: Callable[[], ShardClients], coordinator: Coordinator) -> ShardClients:
+    def connect(self, coordinator: Coordinator) -> ShardClients:
         """Return a client that continues with restored shards."""
-        self.recovery = ShardRecovery(self.parts, coordinator, connect)
+        self.recovery = ShardRecovery(self.parts, coordinator)
         return self.recovery.shards
 
     def replace_lost(self, coordinator: Coordinator, now: float) -> None:
@@ -82,9 +71,10 @@ class FlatTopology(Topology):
         if choice is None:
             return self
         self._may_form_groups = False
-        if len(workers_by_member(self.parts, self.spec)) < self.spec.cluster.workers:
+        workers = workers_by_member(self.parts, self.spec)
+        if len(workers) < self.spec.cluster.workers:
             return self  # lost workers leave gaps in the numbers
-        groups = switch_to_groups(self.parts, self.spec, choice, coordinator)
+        groups = switch_to_groups(self.parts, self.spec, choice, workers, coordinator)
         if groups is not None:
             self.close()
         return groups or self
@@ -100,7 +90,7 @@ def may_form_groups(parts: JobParts, view: TopologyView, spec: JobSpec) -> bool:
     if not view.may_form_groups(spec) or parts.rings is None or backend_of(spec.versions) != TENSORFLOW:
         return False
     server = parts.server
-    if parts.rings.takes_slots:
+    if parts.rings.in_slots:
         return True
     return server.rings is not None and server.launches_workers and importlib.util.find_spec("horovod") is not None
 
@@ -108,28 +98,15 @@ def may_form_groups(parts: JobParts, view: TopologyView, spec: JobSpec) -> bool:
 def workers_by_member(parts: JobParts, spec: JobSpec) -> dict[int, JobSlot]:
     """Return the original flat workers by number; for a launcher, those on this machine."""
     slots, rings = parts.slots, parts.rings
-    anywhere = rings is not None and rings.takes_slots
+    anywhere = rings is not None and rings.in_slots
     living = [s for s in slots.living() if anywhere or parts.server.is_here(s.slot.hello)]
     return {job_slot.index: job_slot for job_slot in living if job_slot.index < spec.cluster.workers}
 
 
 def switch_to_groups(
-    parts: JobParts, spec: JobSpec, choice: PlanChoice, coordinator: Coordinator
+    parts: JobParts, spec: JobSpec, choice: PlanChoice, workers: Mapping[int, JobSlot], coordinator: Coordinator
 ) -> GroupsTopology | None:
     """Replace flat workers by the groups that the planner chose; a message.
-
-    Returns:
-        Topology with which the job continues; None if the groups did not start and the workers stay flat.
-    """
-    switch = TopologySwitch(parts, spec, choice.preset.groups)
-    if not switch.begin(coordinator):
-        return None
-    parts.job_log.record("plan", plan_event(choice))
-    return switch.complete(coordinator)
-
-
-class TopologySwitch:
-    """Change from flat workers to groups.
 
     Launched rings start first, so that a failure leaves the job unchanged.
     Rings in worker slots need those of the flat workers: after a failure, flat workers take them again.
@@ -137,51 +114,41 @@ class TopologySwitch:
     Args:
         parts: Parts of the job.
         spec: Specification of the job with flat workers.
-        groups: Groups to form.
+        choice: The planner's choice.
+        workers: The flat workers by number.
+        coordinator: Coordinator of the job.
+
+    Returns:
+        Topology with which the job continues; None if the groups did not start and the workers stay flat.
     """
+    slots, flat_spec, flat = parts.slots, parts.slots.spec, parts.slots.living()
+    topology = GroupsTopology(parts, grouped(spec), choice.preset.groups)
+    slots.spec = topology.spec  # that of the ranks which start now
 
-    def __init__(self, parts: JobParts, spec: JobSpec, groups: Groups) -> None:
-        self._parts, self._spec, self._workers = parts, grouped(spec), workers_by_member(parts, spec)
-        self._slots, self._flat = parts.slots, parts.slots.living()
-        self._groups = GroupSlots(parts.rings, self._spec, parts.slots, parts.job_log, planned=groups)
+    def retire() -> None:
+        coordinator.retire_all()
+        for job_slot in flat:
+            slots.release(job_slot)
 
-    def begin(self, coordinator: Coordinator) -> bool:
-        """Start the rings.
-
-        Returns:
-            Whether they started. If not, the job is unchanged, and the reason is in the job's log.
-        """
-        before = self._slots.spec
-        self._slots.spec = self._spec
-        if self._parts.rings is not None and self._parts.rings.takes_slots:
-            self._parts.rings.adopt({i: job_slot.slot.hello for i, job_slot in self._workers.items()})
-            self._retire(coordinator)
-        try:
-            self._groups.form(self._parts.wait_for)
-        except JobFailed as error:
-            self._groups.disband()
-            self._slots.spec = before
-            self._parts.mailbox.check()
-            if not self._flat:
-                coordinator.expect(self._spec.cluster.workers)
-            self._parts.job_log.write("warning", f"The workers stay flat, because groups did not come up: {error}")
-            return False
-        return True
-
-    def complete(self, coordinator: Coordinator) -> GroupsTopology:
-        """Release the flat workers, and make the coordinator continue with the groups' leaders."""
-        self._retire(coordinator)
-        leaders = self._groups.leaders()
-        topology = GroupsTopology(self._parts, self._spec, self._groups)
-        self._slots.wanted = topology.view.slots_wanted(self._spec)
-        coordinator.renew(topology.view.effective_spec(self._spec, groups=len(leaders)), self._groups.sizes)
-        self._slots.admit(leaders, coordinator)
-        return topology
-
-    def _retire(self, coordinator: Coordinator) -> None:
-        """Release the flat workers, once."""
-        if self._flat:
-            coordinator.retire_all()
-        for job_slot in self._flat:
-            self._slots.release(job_slot)
-        self._flat = []
+    in_slots = parts.rings is not None and parts.rings.in_slots
+    if parts.rings is not None and in_slots:
+        parts.rings.adopt({number: job_slot.slot.hello for number, job_slot in workers.items()})
+        retire()
+    try:
+        topology.form()
+    except JobFailed as error:
+        topology.disband()
+        slots.spec = flat_spec
+        parts.mailbox.check()
+        if in_slots:
+            coordinator.expect(spec.cluster.workers)
+        parts.job_log.write("warning", f"The workers stay flat, because groups did not come up: {error}")
+        return None
+    parts.job_log.record("plan", plan_event(choice))
+    if not in_slots:
+        retire()
+    leaders = topology.leaders()
+    slots.wanted = topology.view.slots_wanted(topology.spec)
+    coordinator.renew(topology.view.effective_spec(topology.spec, groups=len(leaders)), topology.sizes)
+    slots.admit(leaders, coordinator)
+    return topology

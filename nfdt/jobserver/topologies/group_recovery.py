@@ -29,19 +29,14 @@ class GroupRecovery:
     _attempts: Counter[Members] = field(default_factory=Counter)
 
     @property
-    def under_way(self) -> bool:
-        """Whether a group is forming again."""
-        return bool(self._since)
-
-    @property
     def forming(self) -> list[Members]:
         """Groups that are forming again."""
         return list(self._since)
 
-    def begin(self, members: Members, now: float) -> bool:
+    def form_again(self, members: Members, now: float) -> bool:
         """Return whether a group whose ring has ended should be formed again."""
         self._since.pop(members, None)
-        if not self.rings.forms_again or self._attempts[members] >= MOST_ATTEMPTS:
+        if not self.rings.in_slots or self._attempts[members] >= MOST_ATTEMPTS:
             return False
         self._attempts[members] += 1
         self._since[members] = now

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.failover import Resume
@@ -20,7 +20,7 @@ from nfdt.core.specs.job import EpochProgress
 from nfdt.jobserver.job_parts import JobParts
 from nfdt.jobserver.job_slot import JobSlot, ShardState
 from nfdt.jobserver.outcome import PartLost
-from nfdt.jobserver.shard_clients import STATE_TIMEOUT_S, ShardClients, ShardSnapshot
+from nfdt.jobserver.shard_clients import STATE_TIMEOUT_S, ShardSnapshot
 from nfdt.jobserver.topologies.failover import Failover, MovingShards
 from nfdt.jobserver.topologies.slot_supply import launch_shards
 from nfdt.model.program.state import dump_state_parts
@@ -35,22 +35,21 @@ POLL_S = 1.0
 class ShardRecovery(Failover):
     """Carrier of the coordinator's :class:`~nfdt.coordinator.recovery.Recovery`: snapshots and lost shards of one job.
 
-    A snapshot is taken when one is due, on a thread of its own, and whenever :meth:`take` is called. It is on the disk
-    before the coordinator relies on it.
+    A snapshot is stored when one is due, on a thread of its own, and whenever :meth:`store_snapshot` is called.
+    The coordinator relies on it only once it is on the disk.
 
     Args:
         parts: Parts of the job.
         coordinator: Coordinator of the job.
-        connect: Function that creates the client of the shards at their current addresses.
 
     Attributes:
         shards: Client of the current shards.
     """
 
-    def __init__(self, parts: JobParts, coordinator: Coordinator, connect: Callable[[], ShardClients]) -> None:
-        super().__init__(parts, coordinator, connect)
+    def __init__(self, parts: JobParts, coordinator: Coordinator) -> None:
+        super().__init__(parts, coordinator)
         self._machine = self._recovery = coordinator.recovery
-        self.shards = MovingShards(connect(), DEADLINE_S, "shard")
+        self.shards = MovingShards(parts.connect_shards(), DEADLINE_S, "shard")
         self._replaced: set[str] = set()  # artifacts of earlier snapshots
         self._due = False  # whether a snapshot is about to be taken because it is due
         self._mailbox.add_timer(self._look_at_clock)
@@ -91,13 +90,13 @@ class ShardRecovery(Failover):
             return None
         if self._recovery.is_due and not self._due:
             self._due = True
-            self._mailbox.start(self._take_due, f"snapshot of {self._parts.job_id}")
+            self._mailbox.start(self._store_due, f"snapshot of {self._parts.job_id}")
         left_s = self._recovery.due_at - self._parts.server.clock.now()
         return left_s if left_s > 0 else POLL_S
 
-    def _take_due(self) -> None:
+    def _store_due(self) -> None:
         try:
-            self.take()
+            self.store_snapshot()
         except NfdtError as error:
             _log.warning("job %s: no snapshot of the shards: %s", self._parts.job_id, error)
         finally:
@@ -113,7 +112,7 @@ class ShardRecovery(Failover):
         """
         while self._are_current(incarnation):
             try:
-                if self.take(exact=True):
+                if self.store_snapshot(exact=True):
                     return True
             except ServerUnreachable:
                 self.shards.flush()  # waits for the successors of lost shards
@@ -128,7 +127,7 @@ class ShardRecovery(Failover):
         current = self._mailbox.wait(lambda: None if self.running else self._recovery.serves(incarnation), DEADLINE_S)
         return bool(current)
 
-    def take(self, *, exact: bool = False) -> bool:
+    def store_snapshot(self, *, exact: bool = False) -> bool:
         """Store the state of all shards; return False if shards are being restored, or the job ends.
 
         ``exact``: no push is on its way.
@@ -186,7 +185,7 @@ class ShardRecovery(Failover):
         self._replaced = set()
         return True
 
-    def forget(self) -> None:
+    def delete_snapshot(self) -> None:
         """Delete the newest snapshot, because the job has its result; leave it to the server's quota if that fails."""
         if self._mailbox.wait(lambda: not self._recovery.taking or None, SNAPSHOT_S) is None:
             return

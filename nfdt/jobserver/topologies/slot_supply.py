@@ -1,4 +1,4 @@
-"""Slots that a job needs: started by the server's own launcher, missing, and replaced once they are lost."""
+"""Supply of slots to a job: starting them, failing without them, and replacing lost ones."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def launch_workers(server: ServerContext, spec: JobSpec, wanted: int) -> None:
 
 
 def check_supply(
-    server: ServerContext, spec: JobSpec, short: Sequence[SlotNeed], *, late: bool, all_at_once: bool = False
+    server: ServerContext, spec: JobSpec, short: Sequence[SlotNeed], *, late: bool, all_at_once: bool
 ) -> None:
     """Raise JobFailed if no more slots can be expected; see :meth:`Topology.give_up`.
 

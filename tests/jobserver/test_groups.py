@@ -11,7 +11,7 @@ from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.job_slot import JobSlot
 from nfdt.jobserver.outcome import SlotError
-from nfdt.jobserver.topologies.group_slots import GroupSlots
+from nfdt.jobserver.topologies.groups import GroupsTopology
 
 ROWS = 32
 
@@ -28,7 +28,7 @@ class Worlds:
         self._leaders: list[JobSlot] = []
 
     # launcher
-    forms_again, spans_machines, machines = False, True, ()
+    in_slots, spans_machines, machines = False, True, ()
 
     def place(self, groups, *, together):
         return True
@@ -70,6 +70,9 @@ class Worlds:
         job_slot.started = True
         self.report_steps(job_slot, (ROWS, ROWS // 4) * 10)
 
+    def admit(self, job_slots, coordinator):
+        self.admitted = list(job_slots)
+
     def shut_down(self, job_slot):
         job_slot.gone = True
 
@@ -91,7 +94,11 @@ class Worlds:
         return SimpleNamespace(write=self.write_log, record=lambda kind, data: self.logged.append((kind, data)))
 
 
-def group_slots(worlds: Worlds, **options) -> GroupSlots:
+def wait_for(missing) -> None:
+    assert missing() == []
+
+
+def group_slots(worlds: Worlds, **options) -> GroupsTopology:
     spec = JobSpec(
         program="0" * 64,
         algorithm=resolve_algorithm("group-sync", **options),
@@ -99,27 +106,36 @@ def group_slots(worlds: Worlds, **options) -> GroupSlots:
         fit=FitSpec(epochs=10, batch_size=ROWS),
         train=DataSpec(kind="arrays", samples=1000),
     )
-    return GroupSlots(worlds, spec, worlds, worlds.job_log)
+    parts = SimpleNamespace(
+        rings=worlds,
+        slots=worlds,
+        job_log=worlds.job_log,
+        wait_for=wait_for,
+        mailbox=SimpleNamespace(handle=lambda message: message()),
+        server=SimpleNamespace(launcher=None),
+    )
+    return GroupsTopology(parts, spec)
 
 
-def wait_for(missing) -> None:
-    assert missing() == []
-
-
-def formed(worlds: Worlds, **options) -> GroupSlots:
+def formed(worlds: Worlds, **options) -> GroupsTopology:
     slots = group_slots(worlds, **options)
-    slots.start()
-    slots.form(wait_for)
+    slots.start(1)
+    slots.form()
     return slots
 
 
-def groups_of(slots: GroupSlots) -> list[tuple[int, ...]]:
+def groups_of(slots: GroupsTopology) -> list[tuple[int, ...]]:
     return sorted(share.members for share in slots._shares.values())
 
 
-def review(slots: GroupSlots, remaining_s: float = 1e6) -> tuple[list[JobSlot], list[str]]:
+def review(slots: GroupsTopology, remaining_s: float = 1e6) -> tuple[list[JobSlot], list[str]]:
     retired: list[str] = []
-    return slots.review(wait_for, remaining_s, lambda: retired.append("all")), retired
+    expected: list[int] = []
+    coordinator = SimpleNamespace(retire_all=lambda: retired.append("all"), expect=expected.append)
+    slots._slots.admitted = []
+    assert slots.review(coordinator, None, remaining_s) is slots
+    assert expected == ([len(slots._slots.admitted)] if retired else [])
+    return slots._slots.admitted, retired
 
 
 def test_workers_are_measured_in_one_world_and_then_grouped():
@@ -136,7 +152,7 @@ def test_equal_workers_stay_in_the_world_they_were_measured_in():
     slots = formed(worlds)
     assert worlds.launched == [(0, 1, 2)]
     assert worlds.ended == []
-    assert [slots.share_of(worker).rate for worker in slots._shares] == [1.0]
+    assert [slots.share(worker).rate for worker in slots._shares] == [1.0]
 
 
 @pytest.mark.parametrize(("bytes_", "groups"), [(1000, [(0, 2, 1, 3)]), (100_000_000, [(0, 2), (1, 3)])])
@@ -211,7 +227,7 @@ def test_a_new_world_that_does_not_come_up_is_lost_alone():
     worlds.epoch()
     job_slots, _ = review(slots)
     assert [job_slot.members for job_slot in job_slots] == groups_of(slots) == [(0, 3)]
-    slots.report_losses()
+    slots._report_losses()
     assert any("no more memory" in str(text) for text in worlds.logged)
 
 
@@ -230,30 +246,30 @@ def test_a_group_that_is_gone_is_reported_once_and_the_others_share_the_work():
     slots = formed(worlds)
     next(job_slot for job_slot in slots._leaders.values() if job_slot.members == (2, 3)).gone = True
     worlds.failure[2, 3] = "killed"
-    slots.report_losses()
-    slots.report_losses()
+    slots._report_losses()
+    slots._report_losses()
     assert [text for text in worlds.logged if "is gone" in str(text)] == ["Group 2,3 is gone. killed"]
-    assert slots.all_gone() is None
+    assert slots._reason_without_groups() is None
     worlds.epoch()
     review(slots)
     assert groups_of(slots) == [(0, 1)]
-    assert [slots.share_of(worker).rate for worker in slots._shares] == [1.0]
+    assert [slots.share(worker).rate for worker in slots._shares] == [1.0]
 
 
 def test_with_the_last_group_the_reason_is_known():
     worlds = Worlds(0.01, 0.01)
     slots = formed(worlds)
     slots._leaders[0, 1].gone = True
-    assert slots.all_gone() is None  # its launcher has not ended yet
+    assert slots._reason_without_groups() is None  # its launcher has not ended yet
     worlds.failure[0, 1] = "signal 9"
-    assert "signal 9" in slots.all_gone()
+    assert "signal 9" in slots._reason_without_groups()
 
 
 def test_a_world_that_does_not_start_reports_the_reason():
     worlds = Worlds(0.01, 0.01)
     worlds.failure[0, 1] = "no such interface"
     with pytest.raises(JobFailed, match="no such interface"):
-        group_slots(worlds).start()
+        group_slots(worlds).start(1)
 
 
 def test_what_a_rank_raised_names_the_worker_it_is():
@@ -266,11 +282,11 @@ def test_members_get_their_rows_and_a_rate_of_their_own_optimizer():
     worlds = Worlds(0.01, 0.01, 0.04, 0.04)
     slots = formed(worlds, outer="delta", local_steps=8, batch="fixed")
     worker = next(worker for worker, share in slots._shares.items() if share.members == (2, 3))
-    assert not slots.share_of(worker).HasField("learning_rate")
-    slots.learning_rate = 0.25
-    share = slots.share_of(worker)
+    assert not slots.share(worker).HasField("learning_rate")
+    assert slots.set_learning_rate(0.25)
+    share = slots.share(worker)
     assert (list(share.rows), share.local_steps, share.learning_rate) == ([32, 32], 2, 0.25)
-    assert slots.share_of("unknown") is None
+    assert slots.share("unknown") == pb.GroupShare()
 
 
 def test_a_step_is_measured_once_however_often_it_is_reported():
