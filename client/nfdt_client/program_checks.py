@@ -41,7 +41,7 @@ def look_at_metrics(captured: Capture, batch: Any, *, interactive: bool) -> None
         CaptureError: a metric cannot be merged.
         UsageError: a detached job has no process that validates.
     """
-    from nfdt.model.program.metrics import check_metrics
+    from nfdt.model.program.evaluation_check import check_metrics
 
     validation = captured.validation
     sample = None if validation is None else validation.first()

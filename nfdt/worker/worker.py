@@ -31,9 +31,9 @@ from nfdt.model.backends.contract import PreparedBatch
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.training import steps
 from nfdt.model.training.data import RowArray
+from nfdt.model.training.graph_source import RowTaker
 from nfdt.model.training.job_model import JobModel
 from nfdt.model.training.metric_states import numbers
-from nfdt.model.training.sources import RowTaker
 from nfdt.model.training.steps import BuiltProgram, is_reusable
 from nfdt.transport.base import Pulled
 from nfdt.worker.driver import LoopDriver, Step

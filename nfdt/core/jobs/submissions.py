@@ -56,7 +56,7 @@ class Checkpoint:
 
     def manifest(self, before: Manifest) -> Manifest:
         """Return the job's manifest with this state as the initial one."""
-        return before.with_state(self.state)
+        return before.replaced(state=self.state)
 
     def resumed(self, program: str, before: Manifest) -> JobSpec:
         """Return the specification with which the job trains the remaining epochs.

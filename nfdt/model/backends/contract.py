@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -17,9 +17,8 @@ from typing import Any, Literal
 import keras
 
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.errors import CaptureError
+from nfdt.core.errors import CaptureError, ShapeMismatch
 from nfdt.model.backends.lanes import BatchedStep
-from nfdt.model.backends.step_result import GradientResult
 
 StepName = Literal["train_step", "test_step", "predict_step"]
 
@@ -43,6 +42,24 @@ class PreparedBatch:
     def samples(self) -> int:
         """Number of samples in the batch."""
         return int(self.tensors[0].shape[0])
+
+
+@dataclass(frozen=True)
+class GradientResult:
+    """Result of one step.
+
+    Attributes:
+        gradient: Gradient of the loss, flat, shape ``(P,)``, float32, a tensor; a ``RowVector`` of a step with tables.
+        logs: Logs that ``train_step`` returned: name -> 0-d float32 tensor, or an array.
+        finite: False where a float16 gradient overflowed: the gradient must not be pushed.
+        denominator: Denominator of the loss: None for the number of samples, ``SUM``, or a 0-d float32 tensor; see
+            :mod:`nfdt.model.backends.denominator`.
+    """
+
+    gradient: Any
+    logs: dict[str, Any]
+    finite: bool
+    denominator: Any = None
 
 
 class TrainingStep(ABC):
@@ -183,10 +200,6 @@ class KerasBackend(ABC):
     def to_tensor(self, leaf: Any) -> Any:
         """Return an array, dense, sparse or ragged, as the tensor that the model's own steps expect."""
 
-    @abstractmethod
-    def blank(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """Return a tensor of zeros."""
-
     def reduce(self, obj: Any) -> tuple[Any, ...] | None:
         """Return function and arguments that make an object of the backend again in another process.
 
@@ -228,8 +241,7 @@ def current() -> KerasBackend:
 
 @cache
 def _load(name: str) -> KerasBackend:
-    backend: KerasBackend = importlib.import_module(f"nfdt.model.backends.{name}").BACKEND
-    return backend
+    return importlib.import_module(f"nfdt.model.backends.{name}").BACKEND
 
 
 def to_tensor(leaf: Any) -> Any:
@@ -240,3 +252,55 @@ def to_tensor(leaf: Any) -> Any:
 def as_tensors(batch: Any) -> Any:
     """Return the pytree with tensors at its leaves, as the model's own steps expect them; None stays None."""
     return keras.tree.map_structure(lambda leaf: None if leaf is None else to_tensor(leaf), batch)
+
+
+# ---- what backends share
+
+
+@contextmanager
+def switched(value: Any, read: Callable[[], Any], write: Callable[[Any], object]) -> Iterator[None]:
+    """Give a setting of a backend another value in the block."""
+    held = read()
+    write(value)
+    try:
+        yield
+    finally:
+        write(held)
+
+
+def own_loss_scale(optimizer: Any) -> dict[str, Any] | None:
+    """Return the loss scaling of the optimizer itself, in the form of the program's ``loss_scale``, or None."""
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return None
+    return {"initial_scale": optimizer.initial_scale, "dynamic_growth_steps": optimizer.dynamic_growth_steps}
+
+
+def flat_logs(logs: Any, method: str, convert: Callable[[str, Any], Any]) -> dict[str, Any]:
+    """Return a step's logs, nested dictionaries flattened as in Keras, each value converted.
+
+    Raises:
+        CaptureError: the logs are not a dictionary.
+    """
+    if not isinstance(logs, Mapping):
+        raise CaptureError(
+            f"{method}() must return a dictionary of logs, as in {{'loss': ...}}. Received: {type(logs).__name__}."
+        )
+    found: dict[str, Any] = {}
+    for name, value in logs.items():
+        nested = isinstance(value, Mapping)
+        found.update(flat_logs(value, method, convert) if nested else {str(name): convert(str(name), value)})
+    return found
+
+
+def check_layout(model: Any, layout: ParameterLayout) -> None:
+    """Check that the model has the trainable variables of the layout.
+
+    Raises:
+        ShapeMismatch: it has others.
+    """
+    shapes = [tuple(int(n) for n in v.shape) for v in model.trainable_variables]
+    if shapes != [slot.shape for slot in layout.slots]:
+        raise ShapeMismatch(
+            f"Expected a model with {len(layout.slots)} trainable variables of the program's shapes. "
+            f"Received: {len(shapes)}: {shapes[:8]}."
+        )

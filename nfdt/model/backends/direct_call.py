@@ -128,8 +128,7 @@ def _shapes(pytree: Any) -> Hashable:
     if isinstance(pytree, tuple | list):
         return type(pytree), *map(_shapes, pytree)
     if isinstance(pytree, SparseArray | RaggedArray):
-        spec: Hashable = tf.type_spec_from_value(to_tensor(pytree))
-        return spec
+        return tf.type_spec_from_value(to_tensor(pytree))
     leaf = pytree if hasattr(pytree, "shape") else tf.convert_to_tensor(pytree)
     return _Leaf(tuple(leaf.shape), leaf.dtype)
 

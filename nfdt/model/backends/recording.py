@@ -132,6 +132,22 @@ class RecordingOptimizer(keras.optimizers.Optimizer):
         )
 
 
+def next_loss_scale(scale: Any, finite_steps: Any, finite: Any, growth_steps: int, where: Any) -> tuple[Any, Any]:
+    """Return a dynamic loss scale and its count of finite steps after a step, as ``LossScaleOptimizer`` has them.
+
+    The scale halves after a gradient that is not finite, and doubles after ``growth_steps`` finite ones.
+
+    Args:
+        scale: Scale of the step.
+        finite_steps: Number of finite gradients since the scale has changed.
+        finite: Whether the gradient of the step is finite: a boolean of NumPy, or a tensor.
+        growth_steps: Number of finite gradients after which the scale doubles.
+        where: ``numpy.where``, or that of the backend.
+    """
+    grows = finite & (finite_steps == growth_steps - 1)
+    return scale * where(finite, where(grows, 2.0, 1.0), 0.5), where(finite & ~grows, finite_steps + 1, 0)
+
+
 def replace_everywhere(model: Any, replacement: RecordingOptimizer) -> None:
     """Replace every reference of the model to its optimizer."""
     replaced = model.optimizer

@@ -108,8 +108,7 @@ def array_inputs(iterator: Any) -> tuple[Any, int, int] | None:
 
 def batch_standardizer(dataset: Any, class_weight: Any) -> Callable[[Any], Any]:
     """Return the function that PyDatasetAdapter applies to each batch of a PyDataset: ``_standardize_batch``."""
-    standardize: Callable[[Any], Any] = PyDatasetAdapter(dataset, class_weight)._standardize_batch
-    return standardize
+    return PyDatasetAdapter(dataset, class_weight)._standardize_batch
 
 
 def tensorflow_dataset(iterator: Any) -> Any:
@@ -216,8 +215,7 @@ def evaluation_iterator(**options: Any) -> Any:
 
 def evaluation_logs(model: Any) -> dict[str, Any]:
     """Return the logs of ``evaluate`` from the metrics: ``pythonify_logs`` converts the results to numbers."""
-    logs: dict[str, Any] = pythonify_logs(model.get_metrics_result())
-    return logs
+    return pythonify_logs(model.get_metrics_result())
 
 
 def flattened_logs(model: Any, logs: dict[str, Any]) -> Any:

@@ -133,8 +133,7 @@ def distribution_strategy(model: Any) -> Any:
 
 def restored_epoch(model: Any) -> int | None:
     """Return the epoch to begin with: BackupAndRestore sets ``_initial_epoch`` on the model before training."""
-    epoch: int | None = model._initial_epoch
-    return epoch
+    return model._initial_epoch
 
 
 def loss_spec(model: Any, x: Any, y: Any, sample_weight: Any) -> Any:
@@ -157,8 +156,7 @@ def epoch_limit() -> int | None:
     """Return the limit of ``keras.config.set_max_epochs``: ``backend.config.max_epochs`` returns it."""
     from keras.src.backend import config
 
-    limit: int | None = config.max_epochs()
-    return limit
+    return config.max_epochs()
 
 
 def limited_steps(steps: int | None) -> int | None:

@@ -170,8 +170,7 @@ def has_fixed_learning_rate(optimizer: Any) -> bool:
 
 def learning_rate_method(optimizer: Any) -> Callable[[], Any]:
     """Return the method with which an optimizer's step reads its rate; see :data:`RATE_METHOD`."""
-    method: Callable[[], Any] = getattr(optimizer, RATE_METHOD)
-    return method
+    return getattr(optimizer, RATE_METHOD)
 
 
 def replace_learning_rate_method(optimizer: Any, method: Callable[[], Any]) -> None:

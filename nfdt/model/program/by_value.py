@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 import pickle
-import re
 import types
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import keras
 
 from nfdt.core.errors import ProtocolError
 from nfdt.model.backends.contract import current
+from nfdt.model.backends.variables import values_of
 from nfdt.model.keras_internals.models import (
     SET_BY_KERAS,
     Functional,
@@ -39,7 +39,6 @@ from nfdt.model.keras_internals.models import (
     unwrapped,
 )
 from nfdt.model.program.collect import CustomObjects, collecting
-from nfdt.model.program.untrained import values_of
 
 # Containers that Keras substitutes for a model's own.
 _TRACKED = {
@@ -165,9 +164,6 @@ class ObjectPickler(cloudpickle.Pickler):
         return values_of([obj])[0]
 
 
-_MOVED = re.compile(r"^nfdt\.core\.(?=(program|training|backends)\.)")
-
-
 class ObjectUnpickler(pickle.Unpickler):
     """Reader of :meth:`ObjectPickler.dump_all`.
 
@@ -184,10 +180,6 @@ class ObjectUnpickler(pickle.Unpickler):
         self._find = find
         self._made: dict[int, Any] = {}
         self.variables: list[Any] = []
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Return a class or function; programs of before have those of ``nfdt/model`` in ``nfdt/core``."""
-        return super().find_class(_MOVED.sub("nfdt.model.", module), name)
 
     def persistent_load(self, pid: Any) -> Any:
         """Return the object of a reference, empty if it has not been read yet."""
@@ -245,7 +237,7 @@ def _restore(obj: Any, record: ObjectRecord) -> None:
         vars(obj).update({name: made[name] for name in record.missing})
     vars(obj).update(record.attributes)
     if isinstance(obj, keras.Variable):
-        initialize_variable(obj, current().blank(*record.value) if isinstance(record.value, tuple) else record.value)
+        initialize_variable(obj, keras.ops.zeros(*record.value) if isinstance(record.value, tuple) else record.value)
 
 
 def _fill(container: Any, state: tuple[Any, Any]) -> None:

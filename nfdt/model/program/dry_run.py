@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from nfdt.model.backends.contract import current
+from nfdt.model.backends.variables import preserved
 from nfdt.model.program.optimizer import own_optimizers
-from nfdt.model.program.untrained import values_of
 
 _WITHOUT_UPDATES: dict[str, Any] = {
     "apply": lambda *args, **kwargs: None,
@@ -47,11 +47,8 @@ def without_updates(model: Any) -> Iterator[None]:
 def without_effects(model: Any) -> Iterator[None]:
     """Run eagerly in the block, then restore the model's variables and reset its metrics."""
     variables = [*model.variables, *(v for optimizer in own_optimizers(model) for v in optimizer.variables)]
-    held = values_of(variables)
     try:
-        with current().without_graphs(), without_updates(model):
+        with preserved(variables), current().without_graphs(), without_updates(model):
             yield
     finally:
-        for variable, value in zip(variables, held, strict=True):
-            variable.assign(value)
         model.reset_metrics()

@@ -126,6 +126,7 @@ def describe_optimizer(model: Any) -> OptimizerEntries:
         decay=[uses_weight_decay(optimizer, v) for v in trainable],
         loss_scale=loss_scale(model),
         auto_scale_loss=optimizer is not model.optimizer,
+        local_optimizers=None,
     )
 
 
@@ -141,8 +142,12 @@ def describe_attributes(optimizer: Any) -> dict[str, Any]:
 
 
 def _another(optimizer: Any, config: Mapping[str, Any]) -> Any:
+    """Return a second optimizer of this configuration; it needs no schedule, only the same number of variables."""
+    arguments = copy.deepcopy(dict(config["config"]))
+    if isinstance(arguments.get("learning_rate"), dict):
+        arguments["learning_rate"] = _no_schedule
     try:
-        return type(optimizer).from_config(_revived(config))
+        return type(optimizer).from_config(arguments)
     except (TypeError, ValueError) as error:
         raise CaptureError(
             f"Optimizer {optimizer.name!r}: expected one that Keras makes again from its get_config(), as other "
@@ -219,14 +224,6 @@ def _attribute(probe: Any, optimizer: Any, trainable: list[Any], *, scalars: boo
     ]
     opaque = any(entry["variable"] == GLOBAL and entry["shape"] for entry in described)
     return None if opaque else described
-
-
-def _revived(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the optimizer's constructor arguments; the probe needs no schedule, only the same number of variables."""
-    inner = copy.deepcopy(dict(config["config"]))
-    if isinstance(inner.get("learning_rate"), dict):
-        inner["learning_rate"] = _no_schedule
-    return inner
 
 
 def _no_schedule() -> float:

@@ -23,10 +23,10 @@ import keras
 import numpy as np
 
 from nfdt.model.backends.contract import current
+from nfdt.model.backends.variables import values_of
 from nfdt.model.keras_internals.models import backend_choice, unwrapped
 from nfdt.model.program.by_value import attributes_of, is_recorded
-from nfdt.model.program.own_modules import own_modules
-from nfdt.model.program.untrained import values_of
+from nfdt.model.program.own_modules import own_module_names
 
 LARGE_BYTES = 2**16
 SAMPLED = 64  # blocks of a large array, elements of a long list
@@ -45,7 +45,7 @@ class SourceWatch:
 
     def __init__(self, root: Any, clock: Callable[[], float] = time.monotonic) -> None:
         self._root, self._clock = root, clock
-        self._own = {"__main__", "__mp_main__", *(module.__name__ for module in own_modules())}
+        self._own = own_module_names()
         self._quick = b""
         self._arrays: dict[int, tuple[Any, int | None]] = {}  # large arrays by their ``id``, each with its checksum
         self._check_s, self._checked_at = 0.0, 0.0
@@ -94,7 +94,7 @@ def reaches(root: Any, wanted: Collection[Any]) -> bool:
         root: Where to look, such as callbacks; layers and arrays are not looked into.
         wanted: Objects; a variable of a backend is also met in the ``keras.Variable`` that holds it.
     """
-    search = _Search({"__main__", "__mp_main__", *(module.__name__ for module in own_modules())}, wanted)
+    search = _Search(own_module_names(), wanted)
     with contextlib.suppress(Exception):  # of the user's __reduce__ or __getstate__
         search.dump(root)
     return search.found

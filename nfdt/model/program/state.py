@@ -19,12 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from nfdt.core.arrays.layout import Array
 from nfdt.core.arrays.safetensors_io import dump_arrays, dump_parts, load_arrays
 from nfdt.core.errors import ProtocolError
-
-Array = npt.NDArray[Any]
 
 WEIGHTS = "weights"
 METRICS = "metrics"
@@ -35,7 +33,7 @@ GROUPS = ("optimizer", "untrained")
 class State:
     """Weights, shape ``(P,)`` float32, the optimizer's and untrained variables by index, and the metrics' state."""
 
-    weights: npt.NDArray[np.float32]
+    weights: Array
     optimizer: dict[int, Array] = field(default_factory=dict)
     untrained: dict[int, Array] = field(default_factory=dict)
     metrics: bytes = b""

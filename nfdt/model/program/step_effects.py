@@ -172,10 +172,7 @@ def _refuse_optimizers_outside(model: Any) -> None:
     """Raise CaptureError if ``train_step`` names an optimizer of the script that is no attribute of the model."""
     own = {id(optimizer) for optimizer in own_optimizers(model)}
     step = inspect.unwrap(getattr(model.train_step, "__func__", model.train_step))
-    if not inspect.isfunction(step):
-        return
-    names = inspect.getclosurevars(step)
-    for name, value in {**names.globals, **names.nonlocals}.items():
+    for name, value in _outer_variables(step).items():
         if isinstance(value, keras.optimizers.Optimizer) and id(value) not in own:
             raise CaptureError(
                 f"{type(model).__name__} {model.name!r}: expected optimizers that are attributes of the model. "
@@ -231,11 +228,17 @@ def _names_around(model: Any) -> dict[str, Any]:
 def _names_used(method: Any) -> dict[str, Any]:
     """Return the variables of the script with numbers, texts and containers that one of its methods uses, by name."""
     function = inspect.unwrap(method)
-    if not inspect.isfunction(function) or function.__module__.startswith("keras."):
+    is_own = inspect.isfunction(function) and not function.__module__.startswith("keras.")
+    found = _outer_variables(function) if is_own else {}
+    return {name: value for name, value in found.items() if isinstance(value, _PLAIN) or _contents(value) is not None}
+
+
+def _outer_variables(function: Any) -> dict[str, Any]:
+    """Return the global and enclosing variables that a function of Python reads, by name."""
+    if not inspect.isfunction(function):
         return {}
     names = inspect.getclosurevars(function)
-    found = {**names.globals, **names.nonlocals}
-    return {name: value for name, value in found.items() if isinstance(value, _PLAIN) or _contents(value) is not None}
+    return {**names.globals, **names.nonlocals}
 
 
 def changes_of_script(method: Any, run: Callable[[], object]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import secrets
 import socket
@@ -138,7 +139,7 @@ class DatasetRun:
         found: list[Callable[[Array], Any]] = []
         for place, node in zip(source.arrays, source.texts, strict=True):
             array = self._text(node) if place < 0 else self._arrays[place]
-            found.append(functools.partial(_rows_of, array))
+            found.append(functools.partial(operator.getitem, array))
         return found
 
     def _text(self, name: str) -> Any:
@@ -147,10 +148,6 @@ class DatasetRun:
         while node.op == "Identity":
             node = nodes[node.input[0].partition(":")[0]]
         return tf.io.parse_tensor(node.attr["value"].tensor.SerializeToString(), tf.string).numpy()
-
-
-def _rows_of(array: Any, rows: Array) -> Any:
-    return array[rows]
 
 
 def _seed_apart(graph: Any, number: int) -> None:

@@ -23,9 +23,9 @@ from nfdt.model.program.optimizer import inner_optimizer
 from nfdt.model.training import data
 from nfdt.model.training.data import BatchSource
 from nfdt.model.training.epoch_callbacks import SCHEDULE, EpochCallbacks, EpochEnd
-from nfdt.model.training.graph_source import GraphSource
+from nfdt.model.training.graph_source import GraphSource, RowTaker
 from nfdt.model.training.metrics import ModelMetrics
-from nfdt.model.training.sources import RowTaker, changeable, open_source
+from nfdt.model.training.sources import changeable, open_source
 from nfdt.model.training.untrained_state import UntrainedState
 
 
@@ -102,25 +102,17 @@ class JobModel:
 
     # ---- data
 
-    def _check_order(self, crc: int) -> None:
-        """Compare the first sample order with the server's.
-
-        Raises:
-            ProtocolError: the orders differ.
-        """
-        if crc and crc != order_crc(self._order(0)):
-            raise ProtocolError(
-                f"{self._owner()}: this machine's NumPy {np.__version__} draws another sample order than the "
-                "server's. Install the same NumPy version on both."
-            )
-
     def begin_epoch(self, begin: ins.BeginEpoch) -> None:
         """Check the sample order, take the untrained state, and begin the epoch of metrics and data.
 
         Raises:
             ProtocolError: this machine draws another sample order than the server's.
         """
-        self._check_order(begin.order_crc)
+        if begin.order_crc and begin.order_crc != order_crc(self._order(0)):
+            raise ProtocolError(
+                f"{self._owner()}: this machine's NumPy {np.__version__} draws another sample order than the "
+                "server's. Install the same NumPy version on both."
+            )
         self.metrics.reset()
         self.take_untrained(begin.untrained)
         if self.train is not None:

@@ -21,12 +21,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from nfdt.core.arrays.layout import Array
 from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
 from nfdt.core.errors import ShapeMismatch
 
-Array = npt.NDArray[Any]
 MetricArrays = Mapping[str, Array]
 
 VARIABLES = ("sum", "mean", "each")

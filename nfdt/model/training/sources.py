@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,8 +18,8 @@ from nfdt.model.keras_internals import data as keras_data
 from nfdt.model.program.shipped_data import load_source
 from nfdt.model.training import data
 from nfdt.model.training.dataset_graph import DatasetGraph
-from nfdt.model.training.dataset_run import Take
-from nfdt.model.training.graph_source import GraphSource
+from nfdt.model.training.dataset_run import check_files
+from nfdt.model.training.graph_source import GraphSource, RowTaker
 from nfdt.model.training.host_batches import as_batch
 
 
@@ -185,21 +183,6 @@ def _seeded(*numbers: int) -> Iterator[None]:
         np.random.set_state(numpy)
 
 
-@dataclass(frozen=True)
-class RowTaker:
-    """Access of this process to the rows of a dataset.
-
-    Attributes:
-        number: Number of this process in the job.
-        take: Takes rows.
-        stopped: Set when the job is over for this process.
-    """
-
-    number: int
-    take: Take
-    stopped: threading.Event
-
-
 def open_source(
     spec: DataSpec | None,
     job: JobSpec,
@@ -231,10 +214,8 @@ def open_source(
         if rows is None:
             raise UnreadableData("this kind of worker cannot run a dataset")
         graph = DatasetGraph.from_bytes(read(spec.code or ""))
-        arrays = [open_array(name) for name in spec.arrays]
-        made = GraphSource(graph, arrays, job.fit.seed, rows.number, rows.take, rows.stopped)
-        made.check()
-        return made
+        check_files(graph.header)
+        return GraphSource(graph, [open_array(name) for name in spec.arrays], job.fit.seed, rows)
     dataset, class_weight = load_source(read(spec.code or ""), spec.arrays, open_array)
     source = IndexedSource(dataset, class_weight, spec.planned or 0, job.fit.seed)
     source.check()
