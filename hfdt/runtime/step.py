@@ -127,10 +127,10 @@ class AllreduceStep:
 
     def _computed(self, batch: Any, share: Any) -> tuple[list[Any], dict[str, Any], Any]:
         """Return gradients, logs, and the denominator if it is a tensor; sums are scaled to the batch of all ranks."""
-        self._recording.begin(tf.cast(self.optimizer.iterations.value, tf.int64))
-        self._denominator.begin(1.0 / share)
+        self._recording.begin_step(tf.cast(self.optimizer.iterations.value, tf.int64))
+        self._denominator.begin_step(1.0 / share)
         logs = step_logs(self._model.train_step(batch), "train_step")
-        denominator = of_this_graph(self._denominator.end())
+        denominator = of_this_graph(self._denominator.end_step())
         counted = denominator if tf.is_tensor(denominator) else None
         return self._recording.gradients.parts(self._buckets), logs, counted
 

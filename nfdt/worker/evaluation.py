@@ -32,7 +32,7 @@ class Evaluation:
     def answer(self, request: ins.Evaluate, weights: Any) -> ins.Evaluated:
         """Return the answer to an instruction; in a job that predicts it may leave out the last tasks."""
         job, source = self._job, self._job.validation
-        job.take_untrained(request.untrained)
+        job.load_untrained(request.untrained)
         job.begin_validation(request.epoch)
         job.prefetch(source, request.tasks)
         if job.spec.method == "predict":

@@ -194,7 +194,7 @@ class Worker(LoopDriver):
         job = self._job
         match instruction:
             case ins.Work():
-                job.take_untrained(instruction.untrained)
+                job.load_untrained(instruction.untrained)
             case ins.MoveShards():
                 self._client.announce(instruction)
             case ins.BeginEpoch():

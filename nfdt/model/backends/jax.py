@@ -13,22 +13,29 @@ from jax.experimental.sparse import BCOO
 
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.arrays.layout import Array, ParameterLayout, RowSelection
-from nfdt.core.errors import CaptureError
-from nfdt.model.backends.contract import KerasBackend, ModelCall, StepName, TrainingStep, as_tensors, flat_logs
+from nfdt.model.backends.contract import (
+    KerasBackend,
+    ModelCall,
+    StepName,
+    TrainingStep,
+    as_tensors,
+    flat_logs,
+    unsupported_data,
+)
 from nfdt.model.backends.denominator import SUM
 from nfdt.model.backends.jax_step import JaxGradientStep, as_log, model_call
 from nfdt.model.backends.lanes import BatchedStep, GradientLane, LaneBatch, LaneResult
 from nfdt.model.backends.variables import assign_values
 
 HELD_BYTES = 2**32
-"""Most bytes of training data that are kept on the device: a tenth of the memory of an accelerator of 40 GB."""
+"""Limit of training data kept on the device, in bytes: a tenth of the memory of an accelerator with 40 GB."""
 
 LANES = 32
-"""Most gradients of one call, as each needs its own activations; an estimate for ResNet-20 with batches of 128."""
+"""Limit of gradients in one call, as each needs memory for activations: estimated for ResNet-20 with batches of 128."""
 
 
 class JaxBackend(KerasBackend):
-    """JAX; see :class:`~nfdt.model.backends.contract.KerasBackend`."""
+    """JAX, which computes gradients by pure functions of the whole state of a model."""
 
     name = "jax"
     version = str(jax.__version__)
@@ -68,11 +75,7 @@ class JaxBackend(KerasBackend):
         if isinstance(leaf, SparseArray):
             return BCOO((jax.numpy.array(leaf.values), jax.numpy.array(leaf.indices)), shape=tuple(leaf.shape))
         if isinstance(leaf, RaggedArray) or np.asarray(leaf).dtype.kind in "OSU":
-            kind = "a ragged array" if isinstance(leaf, RaggedArray) else "an array of texts"
-            raise CaptureError(
-                f"Training data: expected numbers in dense or sparse arrays, as Keras on JAX has them. "
-                f"Received: {kind}. Convert it before fit(), or set KERAS_BACKEND=tensorflow."
-            )
+            raise unsupported_data(leaf, "dense or sparse", "JAX")
         return jax.numpy.array(leaf)
 
     def run_step(self, model: Any, step: StepName, batch: Any) -> Any:

@@ -68,7 +68,8 @@ class JaxGradientStep(TrainingStep):
         return GradientResult(self._joined(gradient), logs, bool(finite), SUM if self.sums else counted)
 
     def _cut(self, weights: Any) -> Any:
-        """Return the weights as the compiled function takes them: on CPUs by variable, as cutting takes long there."""
+        """Return the weights in the form that the compiled function takes."""
+        # Decision 52: on CPUs, with 10 million weights, a step that cuts the vector itself takes 107 ms instead of 35.
         if not self._by_variable:
             return weights
         return _parts(np.asarray(weights), self._layout)
@@ -89,12 +90,12 @@ class JaxGradientStep(TrainingStep):
         self._traces += 1
         untrained, metrics, own = _split(held, self._counts)
         self.optimizer.gradients.clear()
-        self._denominator.begin(factor)
+        self._denominator.begin_step(factor)
         state = (_unflatten(weights, self._layout, self.model.trainable_variables), untrained, own, metrics)
         logs, state = self.model.train_step(state, batch)
         _, untrained, own, metrics = state
         parts, finite = self.optimizer.collect()
-        denominator = self._denominator.end()
+        denominator = self._denominator.end_step()
         self.sums = denominator is SUM
         if self.sums:
             parts, denominator = [part / factor for part in parts], None

@@ -13,7 +13,7 @@ from nfdt.model.keras_internals.training import raw_learning_rate, variable_key
 
 
 class StepGradients:
-    """The gradients of one step; a separate class, because Keras tracks the attributes of an optimizer.
+    """The gradients of one step. Not attributes of the optimizer, whose attributes Keras would track.
 
     Args:
         layout: Position of each variable in the flat vector.
@@ -76,7 +76,7 @@ class RecordingOptimizer(keras.optimizers.Optimizer):
         self.gradients = gradients
         gradients.places = {variable_key(self, variable): place for place, variable in enumerate(variables)}
 
-    def begin(self, version: Any) -> None:
+    def begin_step(self, version: Any) -> None:
         """Drop the last step's gradients; ``version`` becomes ``iterations``."""
         self.gradients.clear()
         self.iterations.assign(version)
@@ -89,7 +89,7 @@ class RecordingOptimizer(keras.optimizers.Optimizer):
             CaptureError: a variable does not belong to the model, or already has a gradient.
         """
         grads = list(grads)
-        if not grads:  # a model without trainable variables; Keras counts no update either
+        if not grads:  # a model without trainable variables; Keras counts no update either (decision 44)
             return
         variables = [None] * len(grads) if trainable_variables is None else trainable_variables
         places = [self._place(i, variable) for i, variable in enumerate(variables)]

@@ -1,4 +1,4 @@
-"""A model's embedding tables: changed rows are written to their variables, and gradients are returned as rows."""
+"""Embedding tables of a model: writes changed rows to their variables, and returns gradients as rows."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Tables:
         self._variables = [TableVariable(variables[index].value) for index in tables]
         self._layout = TableLayout.of(layout, tables)
 
-    def show(self, weights: Any) -> Vector:
+    def assign(self, weights: Any) -> Vector:
         """Write the tables of these weights to their variables, and return the other weights.
 
         ``weights`` is a whole flat vector, shape ``(P,)``, or a :class:`nfdt.core.arrays.table_rows.RowWeights`.

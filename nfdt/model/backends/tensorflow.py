@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class TensorFlowBackend(KerasBackend):
-    """TensorFlow; see :class:`~nfdt.model.backends.contract.KerasBackend`."""
+    """TensorFlow, which also has local steps and gradients by rows."""
 
     name = "tensorflow"
     version = str(tf.__version__)

@@ -94,7 +94,7 @@ class GraphGradients(StepGradients):
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
     def add(self, gradients: Mapping[int, Any]) -> None:
-        """Record gradients; see ``StepGradients``."""
+        """Record gradients by the index of their variable, those of an inner graph in a buffer."""
         if not tf.executing_eagerly() and tf.compat.v1.get_default_graph() is not self._graph:
             self._write(gradients)
             return

@@ -1,4 +1,4 @@
-"""The user's own steps as functions of flat weights and a batch, traced by TensorFlow: gradients, updates, tests."""
+"""Training steps on TensorFlow: the user's own ``train_step`` as a traced function of flat weights and a batch."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class GradientStep(GraphStep):
         self._share, self._factor = 1.0, tf.Variable(1.0, trainable=False)
 
     def _compute(self, weights: Any, batch: Any, version: int, share: float) -> GradientResult:
-        dense = self._tables.show(weights) if self._tables else weights
+        dense = self._tables.assign(weights) if self._tables else weights
         now = np.array(version, np.int64)  # of a Python number TensorFlow keeps the tensor for ever
         if share != self._share:
             self._share = share
@@ -116,12 +116,12 @@ class GradientStep(GraphStep):
 
     def _traced(self, weights: Any, batch: Any, *scalars: Any) -> tuple[Any, ...]:
         self._weights(weights)
-        self._optimizer.begin(*scalars)
-        self._denominator.begin(self._factor)
+        self._optimizer.begin_step(*scalars)
+        self._denominator.begin_step(self._factor)
         logs = step_logs(self.model.train_step(batch), "train_step")
         index = self._optimizer.gradients.index()  # before flat(), which drops what was recorded
         gradient, finite = self._optimizer.loss_scale.unscaled(self._optimizer.gradients.flat())
-        denominator = of_this_graph(self._denominator.end())
+        denominator = of_this_graph(self._denominator.end_step())
         self._sums = denominator is SUM
         if self._sums:
             gradient, denominator = gradient / self._factor, None

@@ -12,7 +12,6 @@ import torch
 
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.errors import CaptureError
 from nfdt.model.backends.contract import (
     GradientResult,
     KerasBackend,
@@ -25,6 +24,7 @@ from nfdt.model.backends.contract import (
     flat_logs,
     own_loss_scale,
     switched,
+    unsupported_data,
 )
 from nfdt.model.backends.denominator import SUM, LossDenominator
 from nfdt.model.backends.recording import RecordingOptimizer, StepGradients, next_loss_scale, replace_everywhere
@@ -33,7 +33,7 @@ from nfdt.model.keras_internals.models import compiles_torch
 
 
 class TorchBackend(KerasBackend):
-    """PyTorch; see :class:`~nfdt.model.backends.contract.KerasBackend`."""
+    """PyTorch, on the variables of the model."""
 
     name = "torch"
     version = str(torch.__version__)
@@ -65,11 +65,7 @@ class TorchBackend(KerasBackend):
             CaptureError: the array is sparse or ragged, or consists of texts.
         """
         if isinstance(leaf, RaggedArray | SparseArray) or np.asarray(leaf).dtype.kind in "OSU":
-            kind = {RaggedArray: "a ragged array", SparseArray: "a sparse array"}.get(type(leaf), "an array of texts")
-            raise CaptureError(
-                "Training data: expected numbers in dense arrays, as Keras on PyTorch has them. "
-                f"Received: {kind}. Convert it before fit(), or set KERAS_BACKEND=tensorflow."
-            )
+            raise unsupported_data(leaf, "dense", "PyTorch")
         return keras.ops.convert_to_tensor(np.array(leaf))
 
     def run_step(self, model: Any, step: StepName, batch: Any) -> Any:
@@ -130,11 +126,11 @@ class TorchGradientStep(TrainingStep):
 
     def _compute(self, weights: Any, batch: PreparedBatch, version: int, share: float) -> GradientResult:
         _assign(weights, self.model, self._layout)
-        self._optimizer.begin(version)
-        self._denominator.begin(1.0 / share)
+        self._optimizer.begin_step(version)
+        self._denominator.begin_step(1.0 / share)
         logs = flat_logs(self._run(batch.pytree), "train_step", _as_log)
         gradient, finite = self._optimizer.gradients.collect()
-        denominator = self._denominator.end()
+        denominator = self._denominator.end_step()
         if denominator is SUM:
             gradient *= np.float32(share)
         return GradientResult(gradient, logs, finite, denominator)
@@ -202,7 +198,7 @@ def _compiled(step: Callable[..., Any], model: Any) -> Callable[..., Any]:
 
 def _assign(weights: Any, model: Any, layout: ParameterLayout) -> None:
     """Copy flat weights to the trainable variables."""
-    flat = torch.from_numpy(np.require(weights, requirements=["W"]))
+    flat = torch.from_numpy(np.require(weights, requirements=["W"]))  # of read-only memory PyTorch warns
     with torch.no_grad():
         for slot, variable in zip(layout.slots, model.trainable_variables, strict=True):
             variable.value.copy_(flat[slot.start : slot.stop].reshape(slot.shape))

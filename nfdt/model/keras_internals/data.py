@@ -148,8 +148,8 @@ class ReplayingIterator(EpochIterator):
         self._peeked = itertools.chain([first], iterator)
         return first
 
-    def forget_first(self) -> None:
-        """Let the next epoch read its first batch anew."""
+    def rewind(self) -> None:
+        """Let the next epoch read its first batch again, instead of the one that :meth:`peek` has read."""
         self._peeked = None
 
     def __next__(self) -> Any:
@@ -182,7 +182,7 @@ class ReplayingIterator(EpochIterator):
 
 
 def warn_of_missing_data() -> None:
-    """Emit the warning of ``fit`` for an epoch whose data end early: ``_interrupted_warning`` of EpochIterator."""
+    """Emit the warning of ``fit`` that the data of an epoch ended early: ``_interrupted_warning`` of EpochIterator."""
     EpochIterator._interrupted_warning(None)
 
 

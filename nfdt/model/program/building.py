@@ -1,6 +1,6 @@
-"""Creation of a model's variables from a batch's shapes, identical on the client and on the workers.
+"""Creation of a model's variables from the shapes of a batch, identical on the client and on the workers.
 
-Layers of texts and categories have files besides: their vocabularies.
+Layers for texts and categories also have files, their vocabularies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.arrays.pytree import flatten_structure, rebuild
 from nfdt.core.errors import ProtocolError
-from nfdt.model.backends.contract import StepName, as_tensors, current
+from nfdt.model.backends.contract import StepName
 from nfdt.model.keras_internals.models import (
     build_symbolically,
     flatten_layers,
@@ -27,9 +27,9 @@ from nfdt.model.keras_internals.models import (
     set_stacked_layers,
     stacked_layers,
 )
-from nfdt.model.keras_internals.training import filter_traceback, is_built_metric
+from nfdt.model.keras_internals.training import is_built_metric
 from nfdt.model.program.compiling import leaf_metrics, overrides
-from nfdt.model.program.dry_run import without_effects, without_updates
+from nfdt.model.program.dry_run import trace, without_effects, without_updates
 
 logger = logging.getLogger(__name__)
 
@@ -122,11 +122,10 @@ def _build_metrics(model: Any, batch: Any) -> None:
             logger.debug("No trace of %s for its metrics: %s", model.name, error)
 
 
-@filter_traceback
 def _trace(model: Any, step: StepName, batch: Any) -> None:
     """Trace a step as ``fit`` would, without an update; an eager model runs it, without effects."""
     with without_effects(model) if model.run_eagerly else without_updates(model):
-        current().trace(model, step, as_tensors(batch))
+        trace(model, step, batch)
 
 
 def _build_symbolically(model: Any, specs: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Custom classes and functions that configurations name, collected during Keras' serialisation.
+"""Collects the custom classes and functions that configurations name while Keras serialises them.
 
 Inside :func:`collecting`, Keras' serialisation assigns every object that is not Keras' own a unique registered name
 and records the object. The worker resolves the names in a ``keras.saving.custom_object_scope``.
@@ -62,7 +62,7 @@ class CustomObjects:
 
 @contextmanager
 def collecting(found: CustomObjects) -> Iterator[None]:
-    """Add all objects that are not Keras' own to ``found`` when Keras serialises them in the block; always undone.
+    """Add all objects that are not Keras' own to ``found`` when Keras serialises them in the block.
 
     Raises:
         CaptureError: (in the block) an object cannot be serialised; the message names it.

@@ -1,4 +1,4 @@
-"""Trial runs of a model's own steps without their effects."""
+"""Trial runs of a model's own steps, whose effects are undone."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from nfdt.model.backends.contract import current
+from nfdt.model.backends.contract import StepName, as_tensors, current
 from nfdt.model.backends.variables import preserved
+from nfdt.model.keras_internals.training import filter_traceback
 from nfdt.model.program.optimizer import own_optimizers
 
 _WITHOUT_UPDATES: dict[str, Any] = {
@@ -17,6 +18,12 @@ _WITHOUT_UPDATES: dict[str, Any] = {
         optimizer_variables,
     ),
 }
+
+
+@filter_traceback
+def trace(model: Any, step: StepName, batch: Any) -> None:
+    """Trace a step of a model for a batch of arrays as ``fit`` would; an eager model runs it."""
+    current().trace(model, step, as_tensors(batch))
 
 
 @contextmanager

@@ -77,7 +77,7 @@ def _without_changes(model: Any, step: StepName, batch: Any) -> Any:
     """Return the result of a step, which must not change a variable; metrics keep their values.
 
     Raises:
-        NotRepeatable: it does, or the model has layers whose state goes from batch to batch.
+        NotRepeatable: it changes one, as layers do that carry state from batch to batch.
     """
     watched = [v for v in (*model.trainable_variables, *untrained_variables(model)) if v.name != SEED_STATE]
     before = values_of(watched)

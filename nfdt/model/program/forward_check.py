@@ -1,7 +1,7 @@
-"""A forward pass of the script's model, repeated by every worker before it trains.
+"""A forward pass of the script's model, which every worker repeats before it trains.
 
-A worker that built another model would train without an error. The outputs of a few samples are therefore part of
-the program, with ``training=False``, the same seeds and the weights that the program starts with.
+A worker that has built another model would train without an error. The program therefore contains the outputs of a few
+samples, computed with ``training=False``, fixed seeds and the weights that the program starts with.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _message(model: Any, layers: list[Any], expected: Mapping[str, Array], recei
 
 
 def _outputs(model: Any, x: Any) -> dict[str, Array]:
-    """Return the outputs of a model by number, and the sum of its own losses; the model is left as it was."""
+    """Return the outputs of a model by number, and the sum of its own losses; the model does not change."""
     untrained, backend = untrained_variables(model), current()
     with seeded(_SEED), backend.seeded(_SEED), backend.full_precision(), preserved(untrained):
         outputs = model(as_tensors(x), training=False)

@@ -181,7 +181,7 @@ def _changed_attributes(optimizer: Any, new: Any) -> dict[str, Any]:
 
 
 def set_attributes(optimizer: Any, attributes: Mapping[str, Any]) -> None:
-    """Give an optimizer made from a configuration the attributes that the script gave its own; see above."""
+    """Set the attributes that :func:`describe_attributes` has found on an optimizer made from a configuration."""
     for name, value in copy.deepcopy(dict(attributes)).items():
         setattr(optimizer, name, serialization_lib.deserialize_keras_object(value, safe_mode=False))
 

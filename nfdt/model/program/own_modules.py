@@ -1,4 +1,4 @@
-"""Modules of the user's own program, which no worker has installed, and the packages of all others."""
+"""Tells the modules of the user's own program, which workers lack, from installed ones, and finds their packages."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def _describe(model: Any, sample_batch: Any, local: Described | None = None) -> 
 
 
 def _tables(model: Any, layers: list[Any]) -> list[int]:
-    """Return the indices of embeddings whose gradient has only the rows that were looked up."""
+    """Return the indices of embeddings with gradients for the rows that were looked up only."""
     looked_up = {
         id(layer.embeddings)
         for layer in layers

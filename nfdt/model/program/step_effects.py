@@ -1,4 +1,4 @@
-"""Effects of one ``train_step``: the optimizers it applies, what it assigns to variables, and to Python objects."""
+"""Effects of one ``train_step`` on optimizers, variables and Python objects."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import keras
 import numpy as np
 
 from nfdt.core.errors import CaptureError
-from nfdt.model.backends.contract import as_tensors, current
 from nfdt.model.backends.recording import not_of_the_model
-from nfdt.model.keras_internals.training import filter_traceback, optimized_variables, variable_key
-from nfdt.model.program.dry_run import replaced_method, without_effects
+from nfdt.model.keras_internals.training import optimized_variables, variable_key
+from nfdt.model.program.dry_run import replaced_method, trace, without_effects
 from nfdt.model.program.optimizer import own_optimizers, unscaled
 
 logger = logging.getLogger(__name__)
@@ -91,7 +90,7 @@ def trace_step(model: Any, batch: Any) -> StepEffects:
             assigned = _assigned(variable.assign, place, effects.assigned)
             undo.enter_context(replaced_method(variable, "assign", assigned))
         undo.enter_context(replaced_method(model, "train_step", _with_groups(model.train_step, effects.groups)))
-        _run(model, as_tensors(batch))
+        trace(model, "train_step", batch)
     return effects
 
 
@@ -109,11 +108,6 @@ def _warned_of_changes(model: Any) -> Iterator[None]:
             model.name,
             ", ".join(changed),
         )
-
-
-@filter_traceback
-def _run(model: Any, batch: Any) -> None:
-    current().trace(model, "train_step", batch)
 
 
 def _recorded(model: Any, optimizer: Any, applied: list[Application]) -> Callable[..., None]:
@@ -183,11 +177,11 @@ def _refuse_optimizers_outside(model: Any) -> None:
 
 @contextmanager
 def python_effects(model: Any) -> Iterator[list[str]]:
-    """Find and undo what a run of ``train_step`` in the block changes.
+    """Find and undo what a run of ``train_step`` in the block changes in Python objects.
 
-    Attributes that are set, lists, dictionaries, sets and arrays that are changed, and variables that are bound anew
-    are found; changes inside of other objects are not. Not set back are a variable that is bound anew, and what a
-    container within another one held.
+    Finds attributes that are set, lists, dictionaries, sets and arrays that are modified, and variables that are
+    rebound; it does not look into other objects. Rebound variables, and the contents of a container within another
+    container, are not restored.
 
     Args:
         model: A model with a ``train_step`` of the script.
@@ -263,7 +257,7 @@ def _state(value: Any, depth: int = _DEPTH) -> Any:
 
 
 def _contents(value: Any) -> Any:
-    """Return a copy of what a container holds; None: it is no container."""
+    """Return a copy of a container; None for other objects."""
     if isinstance(value, list | dict | set):
         return value.copy()
     return value.copy() if isinstance(value, np.ndarray) and value.nbytes <= MOST else None

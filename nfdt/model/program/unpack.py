@@ -1,4 +1,4 @@
-"""Conversion of a program to a compiled Keras model with its weights."""
+"""Conversion of a program to a compiled Keras model with weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nfdt.model.program.local_optimizers import build_local_optimizers, state_va
 from nfdt.model.program.manifest import GIVEN, Manifest
 from nfdt.model.program.optimizer import INNER_OPTIMIZER, OPTIMIZER, inner_optimizer, set_attributes, unscaled
 from nfdt.model.program.policy import check_policy
-from nfdt.model.program.state import State, load_state
+from nfdt.model.program.state import load_state
 from nfdt.model.program.untrained import path_of
 
 _DIFFERENT = (
@@ -85,7 +85,27 @@ def load(model: Any, manifest: Manifest, read: Callable[[str], bytes], outside: 
         read: Returns an artifact's bytes by its sha256.
         outside: Variables that the program has besides the model's.
     """
-    _load(model, manifest, load_state(read(manifest.state)), outside)
+    state, layout = load_state(read(manifest.state)), manifest.layout
+    _check_shapes("trainable", [slot.shape for slot in layout.slots], model.trainable_variables)
+    of_model = state_variables(model, manifest)
+    untrained = [*of_model, *outside]
+    entries = [tuple(u["shape"]) for u in manifest.untrained if u["rule"] != GIVEN]
+    _check_shapes("untrained", entries, [v for v in untrained if not isinstance(v, Attributes)])
+    for variable, slot, value in zip(
+        model.trainable_variables, layout.slots, layout.unflatten(state.weights), strict=True
+    ):
+        set_path(variable, slot.name)  # Keras builds a model from its configuration under other paths
+        variable.assign(value)
+    for index, variable in enumerate(untrained):
+        if index < len(of_model):
+            set_path(variable, manifest.untrained[index]["path"])
+        if index in state.untrained:
+            variable.assign(state.untrained[index])
+    for layer in flatten_layers(model):
+        if isinstance(layer, keras.layers.Normalization):
+            layer.finalize_state()  # the layer computes with a copy of its variables
+    if 0 in state.optimizer and state.optimizer[0].shape == () and not manifest.steps_on_workers:
+        inner_optimizer(model).variables[0].assign(np.asarray(state.optimizer[0]))  # iterations, read by train_step
 
 
 def _build_from_config(program: Manifest) -> Any:
@@ -127,30 +147,6 @@ def _set_flags(what: str, objects: Sequence[Any], flags: Sequence[bool]) -> None
     for obj, flag in zip(objects, flags, strict=True):
         if obj.trainable != flag:
             obj.trainable = flag
-
-
-def _load(model: Any, program: Manifest, state: State, outside: Sequence[Any]) -> None:
-    layout = program.layout
-    _check_shapes("trainable", [slot.shape for slot in layout.slots], model.trainable_variables)
-    of_model = state_variables(model, program)
-    untrained = [*of_model, *outside]
-    entries = [tuple(u["shape"]) for u in program.untrained if u["rule"] != GIVEN]
-    _check_shapes("untrained", entries, [v for v in untrained if not isinstance(v, Attributes)])
-    for variable, slot, value in zip(
-        model.trainable_variables, layout.slots, layout.unflatten(state.weights), strict=True
-    ):
-        set_path(variable, slot.name)  # Keras builds a model from its configuration under other paths
-        variable.assign(value)
-    for index, variable in enumerate(untrained):
-        if index < len(of_model):
-            set_path(variable, program.untrained[index]["path"])
-        if index in state.untrained:
-            variable.assign(state.untrained[index])
-    for layer in flatten_layers(model):
-        if isinstance(layer, keras.layers.Normalization):
-            layer.finalize_state()  # the layer computes with a copy of its variables
-    if 0 in state.optimizer and state.optimizer[0].shape == () and not program.steps_on_workers:
-        inner_optimizer(model).variables[0].assign(np.asarray(state.optimizer[0]))  # iterations, read by train_step
 
 
 def _check_shapes(kind: str, expected: Sequence[tuple[int, ...]], variables: Sequence[Any]) -> None:

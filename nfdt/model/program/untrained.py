@@ -1,4 +1,4 @@
-"""Untrained variables of a model, and the rules by which each is merged when several workers have changed it."""
+"""Untrained variables of a model, and the rule by which each is merged after several workers have changed it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SEED_STATE = "seed_generator_state"
 
 
 def carrying_layers(model: Any) -> list[Any]:
-    """Return the recurrent layers with ``stateful=True``, whose batches begin with the state that the last one left."""
+    """Return the recurrent layers with ``stateful=True``, which carry their state from batch to batch."""
     return [layer for layer in flatten_layers(model) if isinstance(layer, keras.layers.RNN) and layer.stateful]
 
 
@@ -35,7 +35,7 @@ def describe_untrained(model: Any) -> list[dict[str, Any]]:
 
 
 def describe_given(names: Sequence[str]) -> list[dict[str, Any]]:
-    """Describe what only the script changes, and is no variable. The value of each is bytes; none: as it was sent.
+    """Describe what only the script changes, and is not a variable. Each value is bytes, empty until it changes.
 
     Args:
         names: ``attributes`` of the model; or ``train``, ``validation``: the field of the job's specification that

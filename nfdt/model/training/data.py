@@ -1,4 +1,4 @@
-"""Training data without Keras: arrays in ``.npy`` files, batches in messages, rows of arrays by index."""
+"""Training data without Keras: ``.npy`` files, encoded batches, and batches of rows by index."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _view(memory: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> A
 
 @runtime_checkable
 class RowArray(Protocol):
-    """An array whose rows are somewhere else."""
+    """An array whose rows are on another machine."""
 
     shape: tuple[int, ...]
     ndim: int
@@ -143,7 +143,7 @@ class BatchSource(ABC):
         """Return the pytree of these rows."""
 
     def prefetch(self, rows: Sequence[RowSelection]) -> None:
-        """Prepare the batches of these rows, which will be needed in this order; forget all others."""
+        """Prepare the batches of these rows, which are needed next in this order; discard all others."""
         return
 
     def begin_epoch(self, epoch: int, first: int) -> None:

@@ -1,4 +1,4 @@
-"""A run of a dataset's graph on the rows that this process takes."""
+"""Executes the graph of a dataset on the rows that this process takes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from nfdt.core.order import sample_order
 from nfdt.model.training.dataset_graph import DatasetGraph, DatasetHeader, SourceHeader, read_element
 
 Take = Callable[[int, int, int], tuple[int, int] | None]
-"""Returns rows [begin, end) of an iteration and a pass, which belong to this process; the third argument counts."""
+"""Takes rows for this process, given an iteration, a pass, and how many it has taken; returns [begin, end) or None."""
 
 
-_PASSES = 2**32
+_PASSES = 2**32  # more than an iteration has, so that no two passes have the same number
 
 
 def order_of_pass(header: DatasetHeader, seed: int, iteration: int, pass_index: int) -> Array:
@@ -114,7 +114,7 @@ class DatasetRun:
         return iter(dataset)
 
     def _source(self, source: SourceHeader, splits: _Splits) -> Any:
-        """Return a dataset of the rows that this worker takes, whose elements are the source's."""
+        """Return a dataset with the source's elements for the rows that this worker takes."""
         components = self._components(source)
         passes = iter(range(2**62))
 

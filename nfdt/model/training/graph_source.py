@@ -1,4 +1,4 @@
-"""Batches of a dataset whose graph this process runs on the rows that it takes, in a thread ahead of the training."""
+"""Batches of a dataset whose graph runs in this process, in a thread that reads ahead of the training."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from nfdt.model.training.dataset_graph import DatasetGraph
 from nfdt.model.training.dataset_run import DatasetRun, Take
 from nfdt.model.training.host_batches import as_batch
 
-POLL_S = 1.0
-AHEAD = 2
-JOIN_S = 10.0
+POLL_S = 1.0  # between two calls of ``waits``
+AHEAD = 2  # batches that wait at most
+JOIN_S = 10.0  # wait for the thread, which may be inside of the user's code
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class RowTaker:
 
 
 class GraphSource(BatchSource):
-    """Source of the batches of one iteration after the other, which may go on over epochs; a thread reads ahead.
+    """Batches of a dataset, one iteration after another; an iteration may span epochs. A thread reads ahead.
 
     Args:
         graph: Graph of the dataset.
@@ -69,7 +69,7 @@ class GraphSource(BatchSource):
         self._thread.start()
 
     def supply(self, waits: Callable[[], object]) -> Supply | None:
-        """Wait for a batch or the end of the iteration; return what there is, None before the first iteration.
+        """Wait for a batch or the end of the iteration; return the supply, None before the first iteration.
 
         ``waits`` is called about once a second meanwhile.
 

@@ -1,4 +1,4 @@
-"""The model part of a worker of a job, for every kind of worker: model, untrained state, data, metrics."""
+"""What every kind of worker has of a job: the model, its untrained state, data and metrics."""
 
 from __future__ import annotations
 
@@ -95,10 +95,10 @@ class JobModel:
         others = [*optimizers, *self._outside, *self._sources]
         return UntrainedState(self.model, self.manifest.untrained_rules, worker=number, others=others)
 
-    def take_untrained(self, encoded: bytes) -> None:
+    def load_untrained(self, encoded: bytes) -> None:
         """Replace the untrained state, unless ``encoded`` is empty."""
         if encoded:
-            self.untrained.take(encoded)
+            self.untrained.load(encoded)
 
     # ---- data
 
@@ -114,7 +114,7 @@ class JobModel:
                 "server's. Install the same NumPy version on both."
             )
         self.metrics.reset()
-        self.take_untrained(begin.untrained)
+        self.load_untrained(begin.untrained)
         if self.train is not None:
             self.train.begin_epoch(begin.epoch, self.spec.fit.initial_epoch)
         if isinstance(self.train, GraphSource):
@@ -135,7 +135,7 @@ class JobModel:
             self.train.end_epoch()
 
     def prefetch(self, source: BatchSource | None, tasks: Sequence[Task]) -> None:
-        """Prepare the batches of these tasks, which will be needed in this order, and those of the next round."""
+        """Prepare the batches of these tasks, in this order, and those of the next round."""
         if source is not None:
             ahead = [*tasks, *map(self._in_next_round, tasks[-1:])]
             source.prefetch(

@@ -70,7 +70,7 @@ def variable_shapes(state: MetricArrays) -> dict[str, tuple[int, ...]]:
 
 
 def _having(states: Sequence[MetricArrays], name: str) -> list[MetricArrays]:
-    """Return the states that contain the name; of logs, whose shapes may differ, those shaped like the first."""
+    """Return the states that contain a name; of logs, which may differ in shape, only those shaped like the first."""
     log = LOG + name.partition("/")[2] if name.startswith((LOG, SAMPLES)) else name
     having = [state for state in states if log in state]
     return [state for state in having if log is name or state[log].shape == having[0][log].shape]

@@ -51,6 +51,7 @@ class ModelMetrics:
             return b""
         named = self._named_variables()
         held = values_of(named.values())
+        # A state has what was gained since the reset: gains of several workers add up, values do not (decision 21).
         self._model.reset_metrics()
         state: dict[str, Array] = {"steps": np.asarray(self._steps, np.int64)}
         for name, value, base in zip(named, held, values_of(named.values()), strict=True):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,6 +13,7 @@ from nfdt.core.arrays.layout import Array, RowSelection
 from nfdt.core.errors import UnreadableData
 from nfdt.core.specs.job import DataSpec, JobSpec
 from nfdt.model.keras_internals import data as keras_data
+from nfdt.model.keras_internals.training import seeded_globals
 from nfdt.model.program.shipped_data import load_source
 from nfdt.model.training import data
 from nfdt.model.training.dataset_graph import DatasetGraph
@@ -50,7 +49,7 @@ class IndexedSource(data.BatchSource):
         self._standardize = keras_data.batch_standardizer(dataset, class_weight)
 
     def replace(self, dataset: Any, class_weight: Any) -> None:
-        """Read the batches of another dataset from now on; what was read ahead is forgotten."""
+        """Read from another dataset from now on; discard what was read ahead."""
         self._stop()
         self._use(dataset, class_weight)
 
@@ -85,7 +84,7 @@ class IndexedSource(data.BatchSource):
         return future.result()
 
     def prefetch(self, rows: Sequence[RowSelection]) -> None:
-        """Read these batches in the background, in this order, at most ``max_queue_size`` ahead; forget all others."""
+        """Read these batches in the background, in this order, at most ``max_queue_size`` ahead; discard all others."""
         wanted = [_index(r) for r in rows]
         for index in self._reading.keys() - set(wanted):
             self._reading.pop(index).cancel()
@@ -112,11 +111,13 @@ class IndexedSource(data.BatchSource):
             self._open = False
 
     def _hook(self, hook: Callable[[], Any], epoch: int, place: int) -> None:
-        with _seeded(self._seed, epoch, place):
+        """Call a hook with generators that are seeded alike in all copies of the dataset."""
+        seed = np.random.SeedSequence((self._seed, epoch, place)).generate_state(1)[0]
+        with seeded_globals(int(seed)):
             hook()
 
     def _stop(self) -> None:
-        """Forget all batches, and wait until no thread reads."""
+        """Discard all batches, and wait until no thread reads."""
         self._wanted.clear()
         pending, self._reading = self._reading, {}
         wait([future for future in pending.values() if not future.cancel()])
@@ -131,7 +132,7 @@ class IndexedSource(data.BatchSource):
 
 
 class ChangeableSource:
-    """A dataset as a variable, through which the script changes it.
+    """A dataset in the form of a variable, whose assignments are changes that the script has made.
 
     The value is the pickle of the dataset and ``class_weight`` as bytes, shape ``(n,)`` uint8; n = 0: those of the job.
 
@@ -167,20 +168,6 @@ class ChangeableSource:
 
 def _index(rows: RowSelection) -> int:
     return int(rows.start if isinstance(rows, slice) else rows[0])
-
-
-@contextmanager
-def _seeded(*numbers: int) -> Iterator[None]:
-    """Seed the global generators of Python and NumPy inside the block."""
-    python, numpy = random.getstate(), np.random.get_state()
-    seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
-    random.seed(seed)
-    np.random.seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
 
 
 def open_source(

@@ -1,4 +1,4 @@
-"""Steps of a model on the backend that Keras has loaded, and a program's model with them, which other jobs may use."""
+"""Steps of a model on the loaded backend, and a model with its steps that later jobs of the program can use."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def batched_step(step: TrainingStep) -> BatchedStep | None:
 
 
 def _add_up(model: Any) -> bool:
-    """Return whether what the metrics count for several batches is the sum of what they count for each."""
+    """Return whether the metrics of several batches together are the sums of the metrics of each."""
     metrics = leaf_metrics(model)
     variables = [variable for metric in metrics for variable in metric.variables]
     return (

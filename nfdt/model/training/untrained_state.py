@@ -1,4 +1,4 @@
-"""State of a worker besides its weights: BatchNorm statistics, seeds, counters, and what the script may change.
+"""State of a worker other than its weights: BatchNorm statistics, seeds, counters, and what the script may change.
 
 :mod:`nfdt.model.training.merge` merges the states of several workers.
 """
@@ -65,7 +65,7 @@ class UntrainedState:
         now = _digests([None if i in given else array for i, array in enumerate(arrays)])
         return encode_arrays(arrays, {i for i, digest in now.items() if digest == self._given[i]} | given)
 
-    def take(self, encoded: bytes) -> None:
+    def load(self, encoded: bytes) -> None:
         """Assign merged values from safetensors, which lacks large ones that have never changed.
 
         Raises:
