@@ -40,7 +40,7 @@ class TableVariable:
         index = rows.index + np.int32(first) if isinstance(rows, Rows) else np.arange(first, first + len(rows))
         values = rows.values if isinstance(rows, Rows) else rows
         if self._shares and self._memory is not None:
-            self._memory[index] = values
+            self._memory[index] = values  # in place: the variable sees it without a copy
         elif len(index):
             values = tf.cast(tf.constant(values), self._variable.dtype)
             self._variable.scatter_update(tf.IndexedSlices(values, tf.constant(index)))

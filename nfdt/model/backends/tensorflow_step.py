@@ -139,6 +139,7 @@ def in_graph(function: Any, model: Any) -> Any:
     """Wrap ``function`` as Keras would run it for this model: eagerly, or as one graph, compiled by XLA or not."""
     if model.run_eagerly:
         return function
+    # One trace for batches of any size: XLA compiles each size anyway, and padding would change BatchNorm (decision 5).
     undecorated = tf.autograph.experimental.do_not_convert(function)
     return tf.function(undecorated, reduce_retracing=True, jit_compile=model.jit_compile)
 

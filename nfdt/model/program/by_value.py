@@ -84,6 +84,7 @@ class ObjectPickler(cloudpickle.Pickler):
     def dump_all(self, root: Any) -> None:
         """Pickle an object and the Keras objects that it refers to, each once, then the list of the variables."""
         self.dump(root)
+        # One record after the other: a nested pickle reaches the recursion limit at about 60 layers (decision 47).
         done = 0
         while done < len(self.met):
             self.dump(self._record(self.met[done]))

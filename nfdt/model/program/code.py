@@ -84,7 +84,7 @@ def dump_objects(root: Any, references: Mapping[int, str] | None = None, valuele
     """
     with own_modules_by_value():
         missing: Missing = {}
-        while True:
+        while True:  # again after each failure, without the attributes that were found to be the cause
             file = io.BytesIO()
             pickler = ObjectPickler(file, references, valueless, missing)
             try:

@@ -112,6 +112,7 @@ def is_configured(model: Any) -> bool:
     # Keras would rebuild a layer of two graphs twice, each time with weights of its own.
     if any(count > 1 for count in (held + members).values()):
         return False
+    # Each of these would train as another model, without an error, if it was rebuilt from its configuration.
     if not all(_is_as_stated(layer, kind) for layer in layers for kind in ("regularizer", "constraint")):
         return False
     return all(_equals_a_new_one(layer) for layer in layers if not isinstance(layer, Functional | keras.Sequential))

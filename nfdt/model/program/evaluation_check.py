@@ -105,6 +105,7 @@ def check_metrics(model: Any, batch: Any, validation: Any = None) -> list[str]:
         CaptureError: the updates of a metric are not additive; the message names it.
         Exception: any exception of the model's own code for such a batch.
     """
+    # ``aggregation`` does not tell: Keras' default is "sum", also for a maximum (decision 21).
     unproven = [metric for metric in leaf_metrics(model) if not _is_additive(metric)]
     own = validation is not None and (overrides(model, "test_step") or overrides(model, "compute_metrics"))
     if not unproven and not own:

@@ -133,6 +133,7 @@ def local_entries(model: Any, described: Described) -> OptimizerEntries:
     serialize = serialization_lib.serialize_keras_object
     constraints = [serialize(v.constraint) for v in model.trainable_variables]
     return OptimizerEntries(
+        # A rate of 1 subtracts the difference, so that shards, codecs and recovery need no second path (decision 48).
         optimizer=serialize(keras.optimizers.SGD(1.0, name="differences")),
         optimizer_attributes={},
         optimizer_variables=[
@@ -201,6 +202,7 @@ def describe_optimizer_state(model: Any, optimizers: Described | None) -> list[d
     for optimizer, entry in used_optimizers(model, optimizers):
         parts = optimizer_parts(optimizer)
         averages = {key: decay for part in parts for key, decay in keras_training.moving_averages(part).items()}
+        # A step that applies an optimizer several times decays its averages as often.
         decays = {key: decay ** entry["applications"] for key, decay in averages.items()}
         for variable in optimizer.variables:
             described = describe_variable(variable, decays.get(id(variable)))

@@ -207,6 +207,7 @@ def _attribute(probe: Any, optimizer: Any, trainable: list[Any], *, scalars: boo
     index = {id(variable): i for i, variable in enumerate(trainable)}
     owners: dict[int, int] = {}
 
+    # ``build`` creates a slot by a reference to its variable: the reference tells the owner.
     def add(reference_variable: Any, name: Any = None, initializer: Any = "zeros") -> Any:
         shape, dtype = () if scalars else reference_variable.shape, reference_variable.dtype
         made = probe.add_variable(shape=shape, initializer=initializer, dtype=dtype, name=name)

@@ -139,6 +139,7 @@ def _by_value(model: Any, sample_batch: Any, local: Described | None) -> PackedP
         compilation = describe_compilation(model, by_value=True)
         entries = describe_optimizer(model) if local is None else local_entries(model, local)
         manifest = Manifest.of(describe_layers(model), compilation, entries, _describe(model, sample_batch, local))
+    # By name, not by value: each shard makes an optimizer for its own variables from the configuration (decision 47).
     optimizers = {id(inner_optimizer(model)): INNER_OPTIMIZER, id(model.optimizer): OPTIMIZER} if local is None else {}
     pickled = dump_objects(model, optimizers, {id(variable) for variable in model.variables})
     custom = dump_objects(found.by_name)

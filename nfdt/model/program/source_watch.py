@@ -60,7 +60,7 @@ class SourceWatch:
         try:
             pickler.dump(_shortened(self._root))
             self._quick = pickler.digest()
-        except Exception:  # what cannot be pickled now could be before
+        except Exception:  # the script has added something that cannot be pickled
             self._quick = b""
         known = self._arrays
         self._arrays = {key: known.get(key, (array, None)) for key, array in pickler.arrays.items()}

@@ -72,6 +72,7 @@ def unpack_with_variables(
     if ATTRIBUTES in program.given:
         outside.append(Attributes(model))
     load(model, program, read, outside)
+    # A model that was built differently would train without an error.
     check_outputs(model, manifest, read)
     return model, outside
 

@@ -129,6 +129,7 @@ class DatasetRun:
         one = np.zeros(1, np.int64)
         specs = [component(one + self._header.first) for component in components]
         signature = tuple(tf.TensorSpec((None, *spec.shape[1:]), tf.as_dtype(spec.dtype)) for spec in specs)
+        # Rows come from the coordinator, which gives each row of an iteration to one worker (decision 32).
         chunked = tf.data.Dataset.from_generator(chunks, output_signature=signature)
         return chunked.flat_map(lambda *parts: tf.data.Dataset.from_tensor_slices(parts))
 

@@ -47,7 +47,7 @@ class ModelMetrics:
 
         The metrics keep their values. The state is empty without a step since the reset.
         """
-        if not self._steps:
+        if not self._steps:  # metrics that create their variables at the first update have none yet
             return b""
         named = self._named_variables()
         held = values_of(named.values())

@@ -15,7 +15,7 @@ OUTPUT_BYTES = 8 * 2**20
 """Size of an answer after which a worker predicts no further batch before it sends it."""
 
 MAX_OUTPUT_BYTES = 48 * 2**20
-"""Size limit of the outputs of one batch, which travel in one message."""
+"""Size limit of the outputs of one batch, which travel in one message (decision 51)."""
 
 PredictStep = Callable[[Any, Any], list[Array]]
 """A prediction step: the leaves of the outputs at flat weights, shape ``(P,)`` float32, for a batch."""

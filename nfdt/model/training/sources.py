@@ -38,6 +38,7 @@ class IndexedSource(data.BatchSource):
         self._batches, self._seed = batches, seed
         self._use(dataset, class_weight)
         self._ahead = max(1, int(dataset.max_queue_size))
+        # Threads, also for ``use_multiprocessing``: a process that has started TensorFlow cannot be forked safely.
         self._pool = ThreadPoolExecutor(max(1, int(dataset.workers)), thread_name_prefix="dataset")
         self._reading: dict[int, Future[Any]] = {}
         self._wanted: deque[int] = deque()
@@ -112,6 +113,7 @@ class IndexedSource(data.BatchSource):
 
     def _hook(self, hook: Callable[[], Any], epoch: int, place: int) -> None:
         """Call a hook with generators that are seeded alike in all copies of the dataset."""
+        # Many datasets shuffle their samples in a hook; copies that differ would lose samples (decision 30).
         seed = np.random.SeedSequence((self._seed, epoch, place)).generate_state(1)[0]
         with seeded_globals(int(seed)):
             hook()

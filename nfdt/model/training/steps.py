@@ -113,6 +113,7 @@ class BuiltProgram:
 
     def serves(self, manifest: Manifest) -> bool:
         """Whether a job of this manifest can use the model: the programs differ in state and sample batch at most."""
+        # A model that was built without targets has no variables of metrics, and serves ``predict`` only (decision 51).
         return self.manifest.is_same_program(manifest) and (manifest.predicts or not self.manifest.predicts)
 
     def restart(self, manifest: Manifest, read: Callable[[str], bytes]) -> None:

@@ -61,6 +61,7 @@ class UntrainedState:
     def encode(self) -> bytes:
         """Return the values as safetensors, without large ones that are as they were given, and without data."""
         arrays = self.read()
+        # Only the script changes what is given: workers never report it (decision 65).
         given = {i for i, rule in enumerate(self._rules) if rule == "given"}
         now = _digests([None if i in given else array for i, array in enumerate(arrays)])
         return encode_arrays(arrays, {i for i, digest in now.items() if digest == self._given[i]} | given)
