@@ -120,7 +120,7 @@ class ChangedData:
                     f"{name} was changed while the workers read it: expected at most {MOST_GIVEN_BYTES >> 20} MB of "
                     f"it that changes. Received: {len(code) / 2**20:.0f} MB. {_REMEDY}"
                 )
-            data.watch.settle()
+            data.watch.record_checksums()
             self._value = np.frombuffer(code, np.uint8)
         return self._value
 

@@ -17,9 +17,9 @@ from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.wire.channel import CONTROL_BYTES
 from nfdt.model.keras_internals import data as keras_data
 from nfdt.model.keras_internals import models as keras_models
+from nfdt.model.program.evaluation_check import check_metrics
 from nfdt.model.program.local_optimizers import state_variables
 from nfdt.model.program.manifest import Manifest
-from nfdt.model.program.metrics import check_metrics
 from nfdt.model.program.untrained import carrying_layers
 from nfdt.model.training.host_batches import leaves, map_arrays
 from nfdt_client.capture import Capture

@@ -82,7 +82,7 @@ class Stream:
 
         batch = self._iterator.peek()
         if self.dataset is not None and variables_of(self.dataset):
-            self._iterator.forget_first()
+            self._iterator.rewind()
         return as_batch(batch)
 
     def rewind(self) -> None:

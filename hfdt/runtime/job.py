@@ -127,7 +127,7 @@ class RingJob:
 
     def _on_work(self, work: ins.Work) -> ins.Report:
         if work.untrained:
-            self._part.take_untrained(work.untrained)
+            self._part.load_untrained(work.untrained)
             self._base, self._epoch_steps = self._untrained.read(), 0
         counted: dict[int, int] = {}
         steps = self._steps_of(work)
@@ -255,7 +255,7 @@ class RingJob:
         return self._communicator.gather(self._metrics.collect())
 
     def _on_evaluate(self, request: ins.Evaluate) -> ins.Report:
-        self._part.take_untrained(request.untrained)
+        self._part.load_untrained(request.untrained)
         self._part.begin_validation(request.epoch)
         own = self._part.evaluate(
             self._evaluated_parts(request.tasks), lambda batch: self._test(as_tensors(batch)), self.advanced

@@ -19,8 +19,8 @@ from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.statistics import PushOutcomes
 from nfdt.core.work.tasks import Task
+from nfdt.model.backends.contract import GradientResult
 from nfdt.model.backends.direct_call import Prepared
-from nfdt.model.backends.step_result import GradientResult
 from nfdt.model.backends.tensorflow_step import GradientStep
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.state import State

@@ -12,10 +12,9 @@ import tensorflow as tf
 from hfdt.runtime.shared_denominator import SharedDenominator
 from nfdt.core.arrays.layout import Array, ParameterLayout
 from nfdt.core.errors import ShapeMismatch, UsageError
-from nfdt.model.backends.contract import as_tensors
+from nfdt.model.backends.contract import as_tensors, own_loss_scale
 from nfdt.model.backends.denominator import LossDenominator
 from nfdt.model.backends.direct_call import DirectCall, Prepared
-from nfdt.model.backends.step_result import own_loss_scale
 from nfdt.model.backends.tensorflow_step import in_graph, of_this_graph, replace_optimizer, step_logs
 from nfdt.model.keras_internals import training as keras_training
 from nfdt.model.program.manifest import Manifest
@@ -130,16 +129,16 @@ class AllreduceStep:
 
     def _computed(self, batch: Any, share: Any) -> tuple[list[Any], dict[str, Any], Any]:
         """Return gradients, logs, and the denominator if it is a tensor; sums are scaled to the batch of all ranks."""
-        self._recording.begin(tf.cast(self.optimizer.iterations.value, tf.int64))
-        self._denominator.begin(1.0 / share)
+        self._recording.begin_step(tf.cast(self.optimizer.iterations.value, tf.int64))
+        self._denominator.begin_step(1.0 / share)
         logs = step_logs(self._model.train_step(batch), "train_step")
-        denominator = of_this_graph(self._denominator.end())
+        denominator = of_this_graph(self._denominator.end_step())
         counted = denominator if tf.is_tensor(denominator) else None
-        return self._recording.recorded_parts(self._buckets), logs, counted
+        return self._recording.gradients.parts(self._buckets), logs, counted
 
     def _applied(self, reduced: Sequence[Any]) -> None:
         whole = tf.ensure_shape(tf.concat(reduced[::-1], 0), [self.layout.size])  # the last variables come first
-        gradient, finite = self._recording.unscaled(whole)
+        gradient, finite = self._recording.loss_scale.unscaled(whole)
         parts = [
             tf.cast(tf.reshape(gradient[slot.start : slot.stop], slot.shape), variable.dtype)
             for slot, variable in zip(self.layout.slots, self._variables, strict=True)

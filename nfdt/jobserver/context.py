@@ -20,7 +20,6 @@ from nfdt.jobserver.pool_slot import PoolSlot
 from nfdt.jobserver.slot_pool import SlotPool
 from nfdt.launch.horovod import RingLauncher
 from nfdt.launch.processes import LocalLauncher
-from nfdt.launch.slot_process import SlotEnd
 from nfdt.launch.world_store import WorldStores
 
 LEAST_SHARDS = 8

@@ -90,7 +90,7 @@ class PendingGradients:
         repeated = [wanted] * (_width(len(lanes), self._most) - len(lanes))
         results = self._step([*lanes, *repeated])
         for lane, result in zip(lanes, results, strict=False):  # without the repeated ones
-            lane.take(result)
+            lane.add_result(result)
         self._lanes = [lane for lane in self._lanes if lane.batches]
 
 

@@ -179,7 +179,7 @@ class Trainer:
     def _take(self, worker: int, untrained: bytes) -> None:
         if untrained and self._variables:
             self._load(worker)
-            self._untrained[worker].take(untrained)
+            self._untrained[worker].load(untrained)
 
     def _load(self, worker: int) -> None:
         if not self._variables or self._loaded == worker:

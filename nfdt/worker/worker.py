@@ -29,11 +29,11 @@ from nfdt.model.backends.contract import PreparedBatch
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.training import steps
 from nfdt.model.training.data import RowArray
+from nfdt.model.training.graph_source import RowTaker
 from nfdt.model.training.host_batches import rows_of
 from nfdt.model.training.job_model import JobModel
 from nfdt.model.training.metric_states import numbers
 from nfdt.model.training.predict import OUTPUT_BYTES, dump_outputs
-from nfdt.model.training.sources import RowTaker
 from nfdt.model.training.steps import BuiltProgram, is_reusable
 from nfdt.transport.base import Pulled
 from nfdt.worker.driver import LoopDriver, Step
@@ -193,7 +193,7 @@ class Worker(LoopDriver):
         job = self._job
         match instruction:
             case ins.Work():
-                job.take_untrained(instruction.untrained)
+                job.load_untrained(instruction.untrained)
             case ins.MoveShards():
                 self._client.announce(instruction)
             case ins.BeginEpoch():
@@ -211,7 +211,7 @@ class Worker(LoopDriver):
     def _evaluated(self, request: ins.Evaluate, weights: Any) -> ins.Evaluated:
         """Evaluate the model on pulled weights; a job that predicts may leave out the last tasks."""
         job, source = self._job, self._job.validation
-        job.take_untrained(request.untrained)
+        job.load_untrained(request.untrained)
         job.begin_validation(request.epoch)
         job.prefetch(source, request.tasks)
         if job.spec.method == "predict":

@@ -26,7 +26,6 @@ CONTRACT = {
     "run_step": "each",
     "trace": "each",
     "to_tensor": "each",
-    "blank": "each",
     "full_precision": "each",
     "local_step": "default",
     "lanes": "default",

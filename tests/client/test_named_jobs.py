@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from nfdt_client import decorator
 from nfdt_client.connection import JobsClient
-from nfdt_client.job import InteractiveJob
+from nfdt_client.job import InteractiveJob, job_names
 from nfdt_client.options import resolve
-from nfdt_client.job import job_names
 
 from nfdt.core.errors import JobTaken, NotStored, Terminated, UsageError
 from nfdt.core.events import MAX_LOGS_BYTES

@@ -62,7 +62,7 @@ class Group:
             np.save(folder / "array.npy", array)
             names.append(self.put((folder / "array.npy").read_bytes()))
         self.spec = JobSpec(
-            program=self.put(packed.manifest_bytes()),
+            program=self.put(packed.manifest.to_bytes()),
             algorithm=resolve_algorithm("group-sync", **options),
             cluster=ClusterSpec(workers=hvd.size()),
             fit=FitSpec(epochs=1, batch_size=ROWS, shuffle=False),

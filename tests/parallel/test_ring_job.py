@@ -57,7 +57,7 @@ def ring_job(folder, *, run_eagerly: bool = False) -> RingJob:
         np.save(folder / "array.npy", array)
         names.append(put((folder / "array.npy").read_bytes()))
     spec = JobSpec(
-        program=put(packed.manifest_bytes()),
+        program=put(packed.manifest.to_bytes()),
         algorithm=resolve_algorithm("allreduce"),
         cluster=ClusterSpec(workers=hvd.size()),
         fit=FitSpec(epochs=1, batch_size=ROWS, shuffle=False),

@@ -24,7 +24,7 @@ def ship():
 
     def shipped(model, sample):
         packed = pack(model, sample)
-        manifest = Manifest.from_bytes(packed.manifest_bytes())
+        manifest = Manifest.from_bytes(packed.manifest.to_bytes())
         arrived = unpack(manifest, packed.artifacts.__getitem__, allow_code=packed.code)
         return SimpleNamespace(packed=packed, manifest=manifest, model=arrived)
 

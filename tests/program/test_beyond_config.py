@@ -46,7 +46,7 @@ def compiled(model):
 
 
 def rebuilt(packed, **changes):
-    manifest = Manifest.from_bytes(packed.manifest_bytes()).replaced(**changes)
+    manifest = Manifest.from_bytes(packed.manifest.to_bytes()).replaced(**changes)
     return unpack(manifest, packed.artifacts.__getitem__, allow_code=packed.code)
 
 
@@ -108,7 +108,7 @@ def test_other_weights_than_those_of_the_program_are_not_compared(batch, monkeyp
     packed = pack(compiled(Plain(OfItsMachine())), batch)
     monkeypatch.setenv("NFDT_TEST_FACTOR", "1.5")
     state = packed.artifacts[packed.manifest.state]
-    unpack(packed.manifest.with_state("later"), {**packed.artifacts, "later": state}.__getitem__, allow_code=True)
+    unpack(packed.manifest.replaced(state="later"), {**packed.artifacts, "later": state}.__getitem__, allow_code=True)
 
 
 def test_random_numbers_have_the_same_seeds_and_the_scripts_generators_go_on(batch):

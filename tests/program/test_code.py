@@ -1,6 +1,5 @@
 """Transfer of code by value, between real processes."""
 
-import io
 import json
 import os
 import subprocess
@@ -9,7 +8,6 @@ import sys
 import pytest
 
 from nfdt.core.errors import PolicyRefused, ProtocolError, VersionMismatch
-from nfdt.model.program.by_value import ObjectUnpickler
 from nfdt.model.program.code import dump_objects, load_code
 from nfdt.model.program.manifest import Manifest
 
@@ -49,7 +47,7 @@ x = np.arange(12, dtype="f4").reshape(3, 4)
 from nfdt.model.program.pack import pack
 packed = pack(model, (x, np.zeros((3, 2), "f4")))
 out = pathlib.Path({out!r})
-(out / "manifest").write_bytes(packed.manifest_bytes())
+(out / "manifest").write_bytes(packed.manifest.to_bytes())
 for name, data in packed.artifacts.items():
     (out / name).write_bytes(data)
 print(model.predict(x, verbose=0).tolist())
@@ -176,7 +174,7 @@ for number, kind in enumerate((tinyhub.Tiny, Mine)):
     packed = pack(model, (np.ones((3, 4), "f4"), np.zeros((3, 2), "f4")))
     out = pathlib.Path(sys.argv[1]) / str(number)
     out.mkdir()
-    (out / "manifest").write_bytes(packed.manifest_bytes())
+    (out / "manifest").write_bytes(packed.manifest.to_bytes())
     for name, data in packed.artifacts.items():
         (out / name).write_bytes(data)
 """
@@ -209,9 +207,3 @@ def test_a_graph_of_an_installed_class_is_one_where_no_constructor_ran(tmp_path)
         assert done.returncode == 0, done.stderr
         printed = done.stdout
     assert printed.splitlines() == [f"{name} 2 ['out'] (3, 2)" for name in ("Tiny", "Mine")]
-
-
-def test_programs_of_before_name_what_has_moved_since():
-    pickled = b"cnfdt.core.program.by_value\nObjectRecord\n.", b"cnfdt.core.backends.tensorflow\n_make_variable\n."
-    found = [ObjectUnpickler(io.BytesIO(data), {}.__getitem__).load() for data in pickled]
-    assert [obj.__module__ for obj in found] == ["nfdt.model.program.by_value", "nfdt.model.backends.tensorflow"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ KEYS = {
     "assets",
     "state",
     "code",
-    *(f.name for group in GROUPS for f in dataclasses.fields(group)),
+    *(name for group in GROUPS for name in group.__annotations__),
 }
 HOLDERS = ("manifest", "program", "entries")
 SOURCES = sorted(

@@ -7,7 +7,7 @@ from keras import ops
 
 from nfdt.core.errors import CaptureError
 from nfdt.model.program.building import build_model
-from nfdt.model.program.metrics import check_metrics
+from nfdt.model.program.evaluation_check import check_metrics
 
 X, Y = np.linspace(-1, 1, 24).astype("f4").reshape(8, 3), np.zeros((8, 1), "f4")
 

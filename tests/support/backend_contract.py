@@ -241,7 +241,7 @@ def exchange(folder):
         packed = pack(model, batches()[0])
         for name, data in packed.artifacts.items():
             (folder / name).write_bytes(data)
-        path.write_bytes(packed.manifest_bytes())
+        path.write_bytes(packed.manifest.to_bytes())
     manifest = Manifest.from_bytes(path.read_bytes())
 
     def read(name):

@@ -132,7 +132,7 @@ class _Job:
         self.artifacts.update(packed.artifacts)
         self.manifest = packed.manifest
         self.spec = JobSpec(
-            program=self._put(packed.manifest_bytes()),
+            program=self._put(packed.manifest.to_bytes()),
             code=packed.code,
             algorithm=resolve_algorithm(algorithm, **overrides),
             cluster=cluster,

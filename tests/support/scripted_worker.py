@@ -85,7 +85,7 @@ class Job:
         self.arrays = dict(zip(names, arrays, strict=True))
         data = DataSpec(kind="arrays", structure=structure, arrays=tuple(names), samples=len(x))
         self.spec = JobSpec(
-            program=self._put(packed.manifest_bytes()),
+            program=self._put(packed.manifest.to_bytes()),
             algorithm=resolve_algorithm(algorithm, **overrides),
             cluster=ClusterSpec(workers=1, shards=shards),
             fit=FitSpec(epochs=1, batch_size=batch_size, shuffle=False),

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from nfdt.core.arrays.pytree import flatten_structure, rebuild
 from nfdt.core.errors import CaptureError, ProtocolError, UsageError
 from nfdt.model.training.data import (
     ArraySource,
@@ -14,9 +15,6 @@ from nfdt.model.training.data import (
     decode_npy,
     encode_batch,
     encode_npy,
-    flatten_structure,
-    open_npy,
-    rebuild,
 )
 
 DTYPES = st.sampled_from(["f4", "f8", "f2", "i8", "u1", "?", "U3", "S4", "c8"])
@@ -148,7 +146,7 @@ def test_npy_with_objects_or_a_lying_header_is_refused():
 def test_rows_are_gathered_in_order_and_consecutive_ones_are_views(tmp_path):
     path = tmp_path / "x.npy"
     path.write_bytes(encode_npy(np.arange(20).reshape(10, 2).T.copy().T))
-    source = ArraySource({"tuple": [0, {"dict": {"y": 1}}]}, [open_npy(path), np.arange(10)])
+    source = ArraySource({"tuple": [0, {"dict": {"y": 1}}]}, [np.load(path, mmap_mode="r"), np.arange(10)])
     assert source.samples == 10
     x, y = source.batch(np.asarray([7, 2, 2]))
     np.testing.assert_array_equal(x, [[14, 15], [4, 5], [4, 5]])

@@ -7,7 +7,7 @@ import pytest
 
 from nfdt.core.arrays.safetensors_io import dump_arrays
 from nfdt.core.errors import CaptureError, ProtocolError
-from nfdt.model.training import predict
+from nfdt.model.training import steps
 from nfdt.model.training.predict import dump_outputs, join_outputs, load_outputs
 from nfdt.model.training.steps import prediction_step
 
@@ -66,6 +66,6 @@ def test_outputs_that_exceed_a_message_are_refused(monkeypatch):
     weights = layout.flatten([np.asarray(variable) for variable in model.trainable_variables])
     step, batch = prediction_step(model, layout), (np.ones((3, 2), "float32"),)
     np.testing.assert_array_equal(step(weights, batch)[0], model.predict(batch[0], verbose=0))
-    monkeypatch.setattr(predict, "MAX_OUTPUT_BYTES", 47)
+    monkeypatch.setattr(steps, "MAX_OUTPUT_BYTES", 47)
     with pytest.raises(CaptureError, match="at most 47 bytes per batch. Received: 48"):
         step(weights, batch)

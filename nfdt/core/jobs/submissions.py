@@ -62,7 +62,7 @@ class Checkpoint:
             before: Manifest of the job so far.
             artifacts: Takes the program, whose initial state is this one.
         """
-        program = artifacts.put(before.with_state(self.state).to_bytes())
+        program = artifacts.put(before.replaced(state=self.state).to_bytes())
         kept = set(self.spec.artifacts) - {self.spec.program, before.state}
         return self.spec.model_copy(
             update={

@@ -1,1 +1,1 @@
-"""Backends of Keras: what a program and its steps need of TensorFlow, JAX or PyTorch beyond Keras' own operations."""
+"""Steps and operations that differ between Keras on TensorFlow, JAX and PyTorch."""

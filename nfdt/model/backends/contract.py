@@ -1,4 +1,4 @@
-"""Contract of a backend, and the choice of the one that Keras has loaded.
+"""The contract that each backend fulfils, what backends share, and access to the one that Keras has loaded.
 
 A backend is one object, ``BACKEND`` of the module with its name in Keras. To add a backend, write that module and add
 the name to ``TRAINING`` of :mod:`nfdt.core.host.keras_backend`.
@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
 import keras
 
+from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.errors import CaptureError
+from nfdt.core.errors import CaptureError, ShapeMismatch
 from nfdt.model.backends.lanes import BatchedStep
-from nfdt.model.backends.step_result import GradientResult
 
 StepName = Literal["train_step", "test_step", "predict_step"]
 
@@ -45,6 +45,24 @@ class PreparedBatch:
         return int(self.tensors[0].shape[0])
 
 
+@dataclass(frozen=True)
+class GradientResult:
+    """Result of one step.
+
+    Attributes:
+        gradient: Gradient of the loss, flat, shape ``(P,)``, float32, a tensor; a ``RowVector`` of a step with tables.
+        logs: Logs that ``train_step`` returned: name -> 0-d float32 tensor, or an array.
+        finite: False where a float16 gradient overflowed: the gradient must not be pushed.
+        denominator: Denominator of the loss: None for the number of samples, ``SUM``, or a 0-d float32 tensor; see
+            :mod:`nfdt.model.backends.denominator`.
+    """
+
+    gradient: Any
+    logs: dict[str, Any]
+    finite: bool
+    denominator: Any = None
+
+
 class TrainingStep(ABC):
     """One training step of a model: the gradient of a batch at given weights.
 
@@ -63,16 +81,9 @@ class TrainingStep(ABC):
         return 0
 
     def prepare(self, batch: Any) -> PreparedBatch:
-        """Convert a pytree of arrays to the tensors that the step needs, ahead of the call."""
-        tensors: list[Any] = []
-        convert = current().to_tensor
-
-        def added(leaf: Any) -> Any:
-            if leaf is not None:
-                tensors.append(leaf := convert(leaf))
-            return leaf
-
-        return PreparedBatch(keras.tree.map_structure(added, batch), tensors)
+        """Convert a pytree of arrays to the tensors that the step needs, before it is called."""
+        pytree = as_tensors(batch)
+        return PreparedBatch(pytree, [leaf for leaf in keras.tree.flatten(pytree) if leaf is not None])
 
     def __call__(self, weights: Any, batch: Any, *, version: int | None = None, share: float = 1.0) -> GradientResult:
         """Compute the gradient of one batch.
@@ -98,7 +109,7 @@ class TrainingStep(ABC):
 
 
 class KerasBackend(ABC):
-    """What a program and its steps need of a backend beyond Keras' own operations.
+    """The steps and operations that Keras itself does not offer in the same form on every backend.
 
     Attributes:
         name: Name of the backend in Keras.
@@ -133,7 +144,7 @@ class KerasBackend(ABC):
         """
 
     def local_step(self, model: Any, layout: ParameterLayout) -> TrainingStep:
-        """Return the training step of a model that runs with the model's own optimizers.
+        """Return a training step in which the model's own optimizers update the weights.
 
         Raises:
             CaptureError: the backend has none.
@@ -159,11 +170,11 @@ class KerasBackend(ABC):
 
     @property
     def lanes(self) -> int:
-        """Number of gradients that are best computed in one call here."""
+        """Number of gradients that this backend computes fastest in one call."""
         return 1
 
     def batched_step(self, step: TrainingStep) -> BatchedStep | None:
-        """Return the step of several gradients in one call; None where there is none, or with other results."""
+        """Return a step that computes several gradients in one call; None if there is none with the same results."""
         return None
 
     @abstractmethod
@@ -183,33 +194,29 @@ class KerasBackend(ABC):
     def to_tensor(self, leaf: Any) -> Any:
         """Return an array, dense, sparse or ragged, as the tensor that the model's own steps expect."""
 
-    @abstractmethod
-    def blank(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """Return a tensor of zeros."""
-
     def reduce(self, obj: Any) -> tuple[Any, ...] | None:
-        """Return function and arguments that make an object of the backend again in another process.
+        """Return a function and its arguments that recreate an object of the backend in another process.
 
-        None where the object is none of the backend, or pickles well by itself.
+        None if the object does not belong to the backend, or can be pickled as it is.
         """
         return None
 
     # ---- devices and modes
 
     def without_graphs(self) -> AbstractContextManager[None]:
-        """Run in the block each operation at once, with its value."""
+        """Execute operations eagerly in the block."""
         return nullcontext()
 
     def seeded(self, seed: int) -> AbstractContextManager[None]:
-        """Seed the backend's own generators in the block, and restore them."""
+        """Seed the backend's own random generators in the block, and restore them afterwards."""
         return nullcontext()
 
     @abstractmethod
     def full_precision(self) -> AbstractContextManager[None]:
-        """Compute products of float32 with all their bits in the block, also on accelerators."""
+        """Multiply float32 numbers in full precision in the block, also on accelerators."""
 
     def seed_worker(self, worker: int) -> None:
-        """Seed the backend's own generator, if a model draws from it: other units per worker, the same in every run."""
+        """Seed the generator that models draw from, so that workers drop out different units, the same in every run."""
         return
 
     def limit_threads(self, threads: int) -> None:
@@ -217,7 +224,7 @@ class KerasBackend(ABC):
         return
 
     def share_gpus(self) -> None:
-        """Leave unused memory of GPUs to other processes, where the backend takes all."""
+        """Leave unused GPU memory to other processes, if the backend would allocate all of it."""
         return
 
 
@@ -228,8 +235,7 @@ def current() -> KerasBackend:
 
 @cache
 def _load(name: str) -> KerasBackend:
-    backend: KerasBackend = importlib.import_module(f"nfdt.model.backends.{name}").BACKEND
-    return backend
+    return importlib.import_module(f"nfdt.model.backends.{name}").BACKEND
 
 
 def to_tensor(leaf: Any) -> Any:
@@ -240,3 +246,64 @@ def to_tensor(leaf: Any) -> Any:
 def as_tensors(batch: Any) -> Any:
     """Return the pytree with tensors at its leaves, as the model's own steps expect them; None stays None."""
     return keras.tree.map_structure(lambda leaf: None if leaf is None else to_tensor(leaf), batch)
+
+
+# ---- what backends share
+
+
+@contextmanager
+def switched(value: Any, read: Callable[[], Any], write: Callable[[Any], object]) -> Iterator[None]:
+    """Give a setting of a backend another value in the block."""
+    held = read()
+    write(value)
+    try:
+        yield
+    finally:
+        write(held)
+
+
+def unsupported_data(leaf: Any, supported: str, library: str) -> CaptureError:
+    """Return the error for an array that a library has no tensors for."""
+    kinds = {RaggedArray: "a ragged array", SparseArray: "a sparse array"}
+    return CaptureError(
+        f"Training data: expected numbers in {supported} arrays, as Keras on {library} has them. Received: "
+        f"{kinds.get(type(leaf), 'an array of texts')}. Convert it before fit(), or set KERAS_BACKEND=tensorflow."
+    )
+
+
+def own_loss_scale(optimizer: Any) -> dict[str, Any] | None:
+    """Return the loss scaling of the optimizer itself, in the form of the program's ``loss_scale``, or None."""
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return None
+    return {"initial_scale": optimizer.initial_scale, "dynamic_growth_steps": optimizer.dynamic_growth_steps}
+
+
+def flat_logs(logs: Any, method: str, convert: Callable[[str, Any], Any]) -> dict[str, Any]:
+    """Return a step's logs, nested dictionaries flattened as in Keras, each value converted.
+
+    Raises:
+        CaptureError: the logs are not a dictionary.
+    """
+    if not isinstance(logs, Mapping):
+        raise CaptureError(
+            f"{method}() must return a dictionary of logs, as in {{'loss': ...}}. Received: {type(logs).__name__}."
+        )
+    found: dict[str, Any] = {}
+    for name, value in logs.items():
+        nested = isinstance(value, Mapping)
+        found.update(flat_logs(value, method, convert) if nested else {str(name): convert(str(name), value)})
+    return found
+
+
+def check_layout(model: Any, layout: ParameterLayout) -> None:
+    """Check that the model has the trainable variables of the layout.
+
+    Raises:
+        ShapeMismatch: it has others.
+    """
+    shapes = [tuple(int(n) for n in v.shape) for v in model.trainable_variables]
+    if shapes != [slot.shape for slot in layout.slots]:
+        raise ShapeMismatch(
+            f"Expected a model with {len(layout.slots)} trainable variables of the program's shapes. "
+            f"Received: {len(shapes)}: {shapes[:8]}."
+        )

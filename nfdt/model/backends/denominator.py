@@ -38,11 +38,11 @@ SUM = math.inf
 """Denominator of a sum: gradients of several batches are added, not averaged."""
 
 LEAST = 1e-20
-"""Denominator of a batch without any weight: it counts only beside others of this kind."""
+"""Denominator of a batch whose weights are all zero: small enough not to count beside any other batch."""
 
 
 class LossDenominator:
-    """The denominator of a model's compiled loss, found anew in every trace of a step (in every step of an eager one).
+    """Finds the denominator of a model's compiled loss in every trace of a step (in every step of an eager model).
 
     Losses that are means over samples, the common case, add nothing to a trace.
 
@@ -58,13 +58,13 @@ class LossDenominator:
         if (loss := compiled_loss(model)) is not None:
             loss.call = functools.partial(self._called, functools.partial(type(loss).call, loss))
 
-    def begin(self, factor: Any) -> None:
+    def begin_step(self, factor: Any) -> None:
         """Begin a step; sums are multiplied by ``factor``, a number or a 0-d tensor: ``1 / share`` of the batch."""
         self._found.clear()
         self._kept.clear()
         self._factor = factor
 
-    def end(self) -> Any:
+    def end_step(self) -> Any:
         """End a step; return the denominator: None for the number of samples, :data:`SUM`, or a 0-d float32 tensor."""
         found = list(self._found.values())
         self._found.clear()  # tensors of a graph must not outlive its trace
@@ -87,11 +87,12 @@ class LossDenominator:
             return call(y_true, y_pred, sample_weight)
 
     def _reduced(self, loss: Any, shape: Any, sample_weight: Any, mask: Any, reduction: str | None) -> Any:
-        """Note the denominator of a loss, and return the loss, a sum times the factor."""
+        """Record the denominator of a loss, and return the loss; a sum is multiplied by the factor."""
         if not len(shape):  # the loss function has reduced by itself
             self._found["samples"] = None
         elif reduction in (None, "none", "sum"):
             self._found["sum"] = SUM
+            # Scaled before the backward pass, so that regularizers, which are not divided, count once (decision 66).
             return loss * keras.ops.cast(self._factor, loss.dtype)
         elif reduction == "mean_with_sample_weight" and (sample_weight is not None or mask is not None):
             self._count(("weights", id(sample_weight), id(mask)), sample_weight, mask, reduction)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -13,22 +13,29 @@ from jax.experimental.sparse import BCOO
 
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.arrays.layout import Array, ParameterLayout, RowSelection
-from nfdt.core.errors import CaptureError
-from nfdt.model.backends.contract import KerasBackend, ModelCall, StepName, TrainingStep, as_tensors
+from nfdt.model.backends.contract import (
+    KerasBackend,
+    ModelCall,
+    StepName,
+    TrainingStep,
+    as_tensors,
+    flat_logs,
+    unsupported_data,
+)
 from nfdt.model.backends.denominator import SUM
 from nfdt.model.backends.jax_step import JaxGradientStep, as_log, model_call
 from nfdt.model.backends.lanes import BatchedStep, GradientLane, LaneBatch, LaneResult
-from nfdt.model.backends.step_result import flat_logs
+from nfdt.model.backends.variables import assign_values
 
 HELD_BYTES = 2**32
-"""Most bytes of training data that are kept on the device: a tenth of the memory of an accelerator of 40 GB."""
+"""Limit of training data kept on the device, in bytes: a tenth of the memory of an accelerator with 40 GB."""
 
 LANES = 32
-"""Most gradients of one call, as each needs its own activations; an estimate for ResNet-20 with batches of 128."""
+"""Limit of gradients in one call, as each needs memory for activations: estimated for ResNet-20 with batches of 128."""
 
 
 class JaxBackend(KerasBackend):
-    """JAX; see :class:`~nfdt.model.backends.contract.KerasBackend`."""
+    """JAX, which computes gradients by pure functions of the whole state of a model."""
 
     name = "jax"
     version = str(jax.__version__)
@@ -68,11 +75,7 @@ class JaxBackend(KerasBackend):
         if isinstance(leaf, SparseArray):
             return BCOO((jax.numpy.array(leaf.values), jax.numpy.array(leaf.indices)), shape=tuple(leaf.shape))
         if isinstance(leaf, RaggedArray) or np.asarray(leaf).dtype.kind in "OSU":
-            kind = "a ragged array" if isinstance(leaf, RaggedArray) else "an array of texts"
-            raise CaptureError(
-                f"Training data: expected numbers in dense or sparse arrays, as Keras on JAX has them. "
-                f"Received: {kind}. Convert it before fit(), or set KERAS_BACKEND=tensorflow."
-            )
+            raise unsupported_data(leaf, "dense or sparse", "JAX")
         return jax.numpy.array(leaf)
 
     def run_step(self, model: Any, step: StepName, batch: Any) -> Any:
@@ -92,21 +95,13 @@ class JaxBackend(KerasBackend):
         else:
             jax.eval_shape(getattr(model, step), _state_of(model, step), batch)
 
-    @contextmanager
-    def without_graphs(self) -> Iterator[None]:
+    def without_graphs(self) -> AbstractContextManager[None]:
         """Run functions of ``jax.jit`` as Python in the block."""
-        with jax.disable_jit():
-            yield
+        return jax.disable_jit()
 
-    @contextmanager
-    def full_precision(self) -> Iterator[None]:
+    def full_precision(self) -> AbstractContextManager[None]:
         """Choose the highest precision of products."""
-        with jax.default_matmul_precision("highest"):
-            yield
-
-    def blank(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """Return an array of zeros."""
-        return jax.numpy.zeros(shape, dtype)
+        return jax.default_matmul_precision("highest")
 
 
 def _state_of(model: Any, step: StepName) -> tuple[list[Any], ...]:
@@ -147,7 +142,7 @@ class JaxBatchedStep:
 
     def hold(self, pytree: Any) -> bool:
         """Put the arrays of the training data on the device, if :meth:`rows` can take batches from them there."""
-        leaves = _leaves(pytree)
+        leaves = jax.tree.leaves(pytree)
         if not _are_numbers(leaves) or sum(leaf.nbytes for leaf in leaves) > HELD_BYTES:
             return False
         self._arrays = as_tensors(pytree)
@@ -198,8 +193,7 @@ class JaxBatchedStep:
     def count(self, counted: Sequence[Array]) -> dict[str, Any]:
         """Add what a lane has counted to the model's metrics; return their results, the logs of a step."""
         values, logs = self._added([variable.value for variable in self._metrics], list(counted))
-        for variable, value in zip(self._metrics, values, strict=True):
-            variable.assign(value)
+        assign_values(self._metrics, values)
         return dict(logs)
 
     def _lane(self, weights: Any, untrained: list[Any], iterations: Any, factor: Any, batch: Any, arrays: Any) -> Any:
@@ -216,10 +210,6 @@ class JaxBatchedStep:
         values = [value + more for value, more in zip(held, counted, strict=True)]
         with keras.StatelessScope(state_mapping=zip(self._metrics, values, strict=True)):
             return values, flat_logs(self._model.get_metrics_result(), "train_step", as_log)
-
-
-def _leaves(pytree: Any) -> list[Any]:
-    return list(jax.tree.leaves(pytree))
 
 
 def _are_numbers(leaves: Sequence[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Gradients that are computed in one call, on a backend that can; each of them is a lane of the call."""
+"""Several gradients computed in one call, on a backend that can; each of them is a lane of the call."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LaneResult(NamedTuple):
 
 @dataclass(eq=False)
 class GradientLane:
-    """Gradients of one worker's step, one after the other, whose inputs are fixed.
+    """Gradients that one worker computes one after the other, and whose inputs are known in advance.
 
     Attributes:
         weights: Flat weights, shape ``(P,)`` float32; unchanged until all gradients are computed.
@@ -60,8 +60,8 @@ class GradientLane:
     shares: list[float]
     results: list[LaneResult] = field(default_factory=list)
 
-    def take(self, result: LaneResult) -> None:
-        """Take the result of the next batch."""
+    def add_result(self, result: LaneResult) -> None:
+        """Add the result of the next batch, whose state the batch after it starts with."""
         self.state = result.state
         self.results.append(result)
         del self.batches[0], self.shares[0]

@@ -13,7 +13,7 @@ from nfdt.model.keras_internals.training import raw_learning_rate, variable_key
 
 
 class StepGradients:
-    """The gradients of one step; a separate class, because Keras tracks the attributes of an optimizer.
+    """The gradients of one step. Not attributes of the optimizer, whose attributes Keras would track.
 
     Args:
         layout: Position of each variable in the flat vector.
@@ -76,7 +76,7 @@ class RecordingOptimizer(keras.optimizers.Optimizer):
         self.gradients = gradients
         gradients.places = {variable_key(self, variable): place for place, variable in enumerate(variables)}
 
-    def begin(self, version: Any) -> None:
+    def begin_step(self, version: Any) -> None:
         """Drop the last step's gradients; ``version`` becomes ``iterations``."""
         self.gradients.clear()
         self.iterations.assign(version)
@@ -89,7 +89,7 @@ class RecordingOptimizer(keras.optimizers.Optimizer):
             CaptureError: a variable does not belong to the model, or already has a gradient.
         """
         grads = list(grads)
-        if not grads:  # a model without trainable variables; Keras counts no update either
+        if not grads:  # a model without trainable variables; Keras counts no update either (decision 44)
             return
         variables = [None] * len(grads) if trainable_variables is None else trainable_variables
         places = [self._place(i, variable) for i, variable in enumerate(variables)]
@@ -130,6 +130,22 @@ class RecordingOptimizer(keras.optimizers.Optimizer):
             "train_step() sets optimizer.learning_rate: the rate belongs to the parameter server while the job runs. "
             "Use a learning-rate schedule, or a callback."
         )
+
+
+def next_loss_scale(scale: Any, finite_steps: Any, finite: Any, growth_steps: int, where: Any) -> tuple[Any, Any]:
+    """Return a dynamic loss scale and its count of finite steps after a step, as ``LossScaleOptimizer`` has them.
+
+    The scale halves after a gradient that is not finite, and doubles after ``growth_steps`` finite ones.
+
+    Args:
+        scale: Scale of the step.
+        finite_steps: Number of finite gradients since the scale has changed.
+        finite: Whether the gradient of the step is finite: a boolean of NumPy, or a tensor.
+        growth_steps: Number of finite gradients after which the scale doubles.
+        where: ``numpy.where``, or that of the backend.
+    """
+    grows = finite & (finite_steps == growth_steps - 1)
+    return scale * where(finite, where(grows, 2.0, 1.0), 0.5), where(finite & ~grows, finite_steps + 1, 0)
 
 
 def replace_everywhere(model: Any, replacement: RecordingOptimizer) -> None:

@@ -1,4 +1,4 @@
-"""A model's embedding tables: changed rows are written to their variables, and gradients are returned as rows."""
+"""Embedding tables of a model: writes changed rows to their variables, and returns gradients as rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TableVariable:
         index = rows.index + np.int32(first) if isinstance(rows, Rows) else np.arange(first, first + len(rows))
         values = rows.values if isinstance(rows, Rows) else rows
         if self._shares and self._memory is not None:
-            self._memory[index] = values
+            self._memory[index] = values  # in place: the variable sees it without a copy
         elif len(index):
             values = tf.cast(tf.constant(values), self._variable.dtype)
             self._variable.scatter_update(tf.IndexedSlices(values, tf.constant(index)))
@@ -71,7 +71,7 @@ class Tables:
         self._variables = [TableVariable(variables[index].value) for index in tables]
         self._layout = TableLayout.of(layout, tables)
 
-    def show(self, weights: Any) -> Vector:
+    def assign(self, weights: Any) -> Vector:
         """Write the tables of these weights to their variables, and return the other weights.
 
         ``weights`` is a whole flat vector, shape ``(P,)``, or a :class:`nfdt.core.arrays.table_rows.RowWeights`.

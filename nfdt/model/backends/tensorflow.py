@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.model.backends.contract import KerasBackend, ModelCall, StepName, TrainingStep
-from nfdt.model.backends.tensorflow_step import GradientStep, LocalStep, model_call
+from nfdt.model.backends.contract import KerasBackend, ModelCall, StepName, TrainingStep, switched
+from nfdt.model.backends.tensorflow_step import GradientStep, LocalStep, WeightSetter, direct_call, step_logs
 from nfdt.model.keras_internals.models import table_default
 from nfdt.model.keras_internals.training import tensorflow_seeded
 
@@ -20,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class TensorFlowBackend(KerasBackend):
-    """TensorFlow; see :class:`~nfdt.model.backends.contract.KerasBackend`."""
+    """TensorFlow, which also has local steps and gradients by rows."""
 
     name = "tensorflow"
     version = str(tf.__version__)
@@ -38,8 +39,16 @@ class TensorFlowBackend(KerasBackend):
         return LocalStep(model, layout)
 
     def call(self, model: Any, layout: ParameterLayout, method: str) -> ModelCall:
-        """Return a step as a graph."""
-        return model_call(model, layout, method)
+        """Return a step as a graph, traced once per signature of the batch."""
+        assign = WeightSetter(model, layout)
+
+        def traced(weights: Any, batch: Any) -> Any:
+            assign(weights)
+            found = getattr(model, method)(batch)
+            return step_logs(found, method) if method == "test_step" else list(keras.tree.flatten(found))
+
+        run = direct_call(traced, model)
+        return lambda weights, batch: run(weights, run.prepare(batch))
 
     def to_tensor(self, leaf: Any) -> Any:
         """Return an array as a ``tf.Tensor``, ``tf.SparseTensor`` or ``tf.RaggedTensor``."""
@@ -60,29 +69,18 @@ class TensorFlowBackend(KerasBackend):
         else:
             tf.function(tf.autograph.experimental.do_not_convert(getattr(model, step))).get_concrete_function(batch)
 
-    @contextmanager
-    def without_graphs(self) -> Iterator[None]:
+    def without_graphs(self) -> AbstractContextManager[None]:
         """Run ``tf.function`` eagerly in the block."""
-        eager = tf.config.functions_run_eagerly()
-        tf.config.run_functions_eagerly(True)
-        try:
-            yield
-        finally:
-            tf.config.run_functions_eagerly(eager)
+        return switched(True, tf.config.functions_run_eagerly, tf.config.run_functions_eagerly)
 
     def seeded(self, seed: int) -> AbstractContextManager[None]:
         """Seed TensorFlow's context."""
         return tensorflow_seeded(seed)
 
-    @contextmanager
-    def full_precision(self) -> Iterator[None]:
+    def full_precision(self) -> AbstractContextManager[None]:
         """Disable TensorFloat-32."""
-        allowed = tf.config.experimental.tensor_float_32_execution_enabled()
-        tf.config.experimental.enable_tensor_float_32_execution(False)
-        try:
-            yield
-        finally:
-            tf.config.experimental.enable_tensor_float_32_execution(allowed)
+        config = tf.config.experimental
+        return switched(False, config.tensor_float_32_execution_enabled, config.enable_tensor_float_32_execution)
 
     def reduce(self, obj: Any) -> tuple[Any, ...] | None:
         """Return the form of a ``tf.Variable`` or a lookup table.
@@ -97,10 +95,6 @@ class TensorFlowBackend(KerasBackend):
             is_static = isinstance(obj, tf.lookup.StaticHashTable)
             return _make_table, (is_static, types, keys.numpy(), values.numpy(), table_default(obj).numpy())
         return (_nothing, ()) if isinstance(obj, tf.Tensor) and not hasattr(obj, "numpy") else None
-
-    def blank(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """Return a tensor of zeros."""
-        return tf.zeros(shape, dtype)
 
     def limit_threads(self, threads: int) -> None:
         """Limit the threads of operations; only the first job of a process can."""

@@ -1,4 +1,4 @@
-"""An optimizer that changes no variable: it records the gradients that ``train_step`` passes to it; and loss scales."""
+"""The recording optimizer on TensorFlow, whose gradients may be in several graphs, and the scale of its loss."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.model.backends.recording import RecordingOptimizer, StepGradients
+from nfdt.model.backends.recording import RecordingOptimizer, StepGradients, next_loss_scale
 
 
 class LossScale:
     """Scales a loss and unscales its gradient.
-
-    The dynamic scale halves after a gradient that is not finite and doubles after ``dynamic_growth_steps`` finite ones,
-    as in ``keras.optimizers.LossScaleOptimizer``.
 
     Args:
         factor: A fixed factor, or None.
@@ -28,11 +25,6 @@ class LossScale:
         self._scale = tf.Variable(float(dynamic["initial_scale"]), trainable=False) if dynamic else None
         self._finite_steps = tf.Variable(0, dtype=tf.int64, trainable=False)
 
-    @property
-    def value(self) -> float:
-        """Scale of the next step."""
-        return float(self._scale) if self._scale is not None else self._factor or 1.0
-
     def scaled(self, loss: Any) -> Any:
         """Return ``loss`` times the scale."""
         if self._scale is not None:
@@ -43,12 +35,11 @@ class LossScale:
         """Return the unscaled gradient, and whether it is finite (always True without dynamic scaling)."""
         if self._scale is None:
             return gradient / self._factor if self._factor is not None else gradient, tf.constant(True)
-        scale = self._scale.read_value()
+        scale, steps = self._scale.read_value(), self._finite_steps.read_value()
         finite = tf.reduce_all(tf.math.is_finite(gradient))
-        grows = tf.logical_and(finite, tf.equal(self._finite_steps, self._growth_steps - 1))
-        counts_on = tf.logical_and(finite, tf.logical_not(grows))
-        self._scale.assign(scale * tf.where(finite, tf.where(grows, 2.0, 1.0), 0.5))
-        self._finite_steps.assign(tf.where(counts_on, self._finite_steps + 1, tf.zeros_like(self._finite_steps)))
+        next_scale, next_steps = next_loss_scale(scale, steps, finite, self._growth_steps, tf.where)
+        self._scale.assign(next_scale)
+        self._finite_steps.assign(next_steps)
         return gradient / scale, finite
 
 
@@ -58,67 +49,33 @@ class GraphRecordingOptimizer(RecordingOptimizer):
     Args:
         replaced: The model's optimizer.
         variables: The trainable variables, in the layout's order.
-        layout: Position of each variable in the flat vector.
-        scale: Scales the loss and unscales the gradient.
-        tables: Variables, by index, of which only rows with a gradient are recorded.
+        gradients: Where to record.
+        loss_scale: Scales the loss and unscales the gradient.
+
+    Attributes:
+        loss_scale: See the argument.
     """
 
-    gradients: _GraphGradients
+    gradients: GraphGradients
 
     def __init__(
-        self,
-        replaced: Any,
-        variables: Sequence[Any],
-        layout: ParameterLayout,
-        scale: LossScale,
-        tables: Sequence[int] = (),
+        self, replaced: Any, variables: Sequence[Any], gradients: GraphGradients, loss_scale: LossScale
     ) -> None:
-        super().__init__(replaced, variables, _GraphGradients(layout, tables))
-        self._scale = scale
+        super().__init__(replaced, variables, gradients)
+        self.loss_scale = loss_scale
 
     def scale_loss(self, loss: Any) -> Any:
         """Return the loss, scaled as by the replaced optimizer."""
-        return self._scale.scaled(loss)
-
-    def collect(self) -> tuple[Any, Any]:
-        """Return the step's flat, unscaled float32 gradient, shape ``(P,)``, and whether it is finite.
-
-        Raises:
-            CaptureError: no gradient was recorded.
-        """
-        return self.unscaled(self.recorded())
-
-    def collect_rows(self) -> tuple[Any, tuple[Any, ...], Any]:
-        """Return the result of :meth:`collect` with the tables' rows at the end, and each table's row numbers.
-
-        Row numbers are in any order, and repeat as often as the rows were looked up.
-        """
-        index = self.gradients.index()
-        gradient, finite = self.collect()
-        return gradient, index, finite
-
-    def recorded(self) -> Any:
-        """Return the step's flat float32 gradient, shape ``(P,)``, still scaled like the loss.
-
-        Raises:
-            CaptureError: no gradient was recorded.
-        """
-        return self.gradients.flat()
-
-    def recorded_parts(self, groups: Sequence[Sequence[int]]) -> list[Any]:
-        """Return :meth:`recorded` in parts: one vector for each group of consecutive variables, given by index.
-
-        Each part depends on the gradients of its own variables only.
-        """
-        return self.gradients.parts(groups)
-
-    def unscaled(self, gradient: Any) -> tuple[Any, Any]:
-        """Return a recorded gradient without the loss scale, and whether it is finite; updates a dynamic scale."""
-        return self._scale.unscaled(gradient)
+        return self.loss_scale.scaled(loss)
 
 
-class _GraphGradients(StepGradients):
-    """The gradients of one step, which may be in graphs within that of the step."""
+class GraphGradients(StepGradients):
+    """The gradients of one step, which may be in graphs within that of the step.
+
+    Args:
+        layout: Position of each variable in the flat vector.
+        tables: Variables, by index, of which only rows with a gradient are recorded.
+    """
 
     applied_by = "self.optimizer.apply_gradients(...) or apply(...)"
 
@@ -137,7 +94,7 @@ class _GraphGradients(StepGradients):
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
     def add(self, gradients: Mapping[int, Any]) -> None:
-        """Record gradients; see ``StepGradients``."""
+        """Record gradients by the index of their variable, those of an inner graph in a buffer."""
         if not tf.executing_eagerly() and tf.compat.v1.get_default_graph() is not self._graph:
             self._write(gradients)
             return
@@ -161,11 +118,18 @@ class _GraphGradients(StepGradients):
             self._buffer[slot.start : slot.stop].assign(_flat(gradient))
 
     def flat(self) -> Any:
-        """Return one vector of all gradients, those of the tables last."""
+        """Return one float32 vector of all gradients, scaled like the loss; those of the tables are last.
+
+        Raises:
+            CaptureError: no gradient was recorded.
+        """
         return self.parts([self._order])[0]
 
     def parts(self, groups: Sequence[Sequence[int]]) -> list[Any]:
-        """Return one vector for each group of variables, given by index, zeros where a variable has no gradient."""
+        """Return :meth:`flat` in parts: one vector for each group of variables, given by index.
+
+        Each part depends on the gradients of its own variables only. It has zeros where a variable has no gradient.
+        """
         if not self._order:
             return [tf.zeros(0) for _ in groups]
         if self._buffer is None:
@@ -187,7 +151,10 @@ class _GraphGradients(StepGradients):
         return tf.add_n(found) if found else tf.zeros(slot.size)
 
     def index(self) -> tuple[Any, ...]:
-        """Return for each table the numbers of the rows that :meth:`flat` will return; all rows if unknown."""
+        """Return for each table the numbers of the rows that :meth:`flat` will return; all rows if unknown.
+
+        Row numbers are in any order, and repeat as often as the rows were looked up.
+        """
         found = []
         for place in self._tables:
             every = tf.range(self.layout.slots[place].shape[0], dtype=tf.int64)

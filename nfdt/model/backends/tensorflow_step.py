@@ -1,25 +1,23 @@
-"""The user's own steps as functions of flat weights and a batch, traced by TensorFlow: gradients, updates, tests."""
+"""Training steps on TensorFlow: the user's own ``train_step`` as a traced function of flat weights and a batch."""
 
 from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError
-from nfdt.model.backends.contract import TrainingStep
+from nfdt.model.backends.contract import GradientResult, TrainingStep, check_layout, flat_logs, own_loss_scale
 from nfdt.model.backends.denominator import SUM, LossDenominator
 from nfdt.model.backends.direct_call import DirectCall, Prepared
 from nfdt.model.backends.recording import replace_everywhere
-from nfdt.model.backends.step_result import GradientResult, check_layout, flat_logs, own_loss_scale
 from nfdt.model.backends.tables import Tables
-from nfdt.model.backends.tensorflow_recording import GraphRecordingOptimizer, LossScale
+from nfdt.model.backends.tensorflow_recording import GraphGradients, GraphRecordingOptimizer, LossScale
 
 
 class WeightSetter:
@@ -107,7 +105,7 @@ class GradientStep(GraphStep):
         self._share, self._factor = 1.0, tf.Variable(1.0, trainable=False)
 
     def _compute(self, weights: Any, batch: Any, version: int, share: float) -> GradientResult:
-        dense = self._tables.show(weights) if self._tables else weights
+        dense = self._tables.assign(weights) if self._tables else weights
         now = np.array(version, np.int64)  # of a Python number TensorFlow keeps the tensor for ever
         if share != self._share:
             self._share = share
@@ -118,11 +116,12 @@ class GradientStep(GraphStep):
 
     def _traced(self, weights: Any, batch: Any, *scalars: Any) -> tuple[Any, ...]:
         self._weights(weights)
-        self._optimizer.begin(*scalars)
-        self._denominator.begin(self._factor)
+        self._optimizer.begin_step(*scalars)
+        self._denominator.begin_step(self._factor)
         logs = step_logs(self.model.train_step(batch), "train_step")
-        gradient, index, finite = self._optimizer.collect_rows()
-        denominator = of_this_graph(self._denominator.end())
+        index = self._optimizer.gradients.index()  # before flat(), which drops what was recorded
+        gradient, finite = self._optimizer.loss_scale.unscaled(self._optimizer.gradients.flat())
+        denominator = of_this_graph(self._denominator.end_step())
         self._sums = denominator is SUM
         if self._sums:
             gradient, denominator = gradient / self._factor, None
@@ -140,6 +139,7 @@ def in_graph(function: Any, model: Any) -> Any:
     """Wrap ``function`` as Keras would run it for this model: eagerly, or as one graph, compiled by XLA or not."""
     if model.run_eagerly:
         return function
+    # One trace for batches of any size: XLA compiles each size anyway, and padding would change BatchNorm (decision 5).
     undecorated = tf.autograph.experimental.do_not_convert(function)
     return tf.function(undecorated, reduce_retracing=True, jit_compile=model.jit_compile)
 
@@ -155,7 +155,7 @@ def replace_optimizer(
     """Replace every reference of the model to its optimizer by a recording optimizer."""
     replaced = model.optimizer
     scale = LossScale(None if loss_scale else replaced.loss_scale_factor, loss_scale)
-    recording = GraphRecordingOptimizer(replaced, model.trainable_variables, layout, scale, tables)
+    recording = GraphRecordingOptimizer(replaced, model.trainable_variables, GraphGradients(layout, tables), scale)
     replace_everywhere(model, recording)
     return recording
 
@@ -174,19 +174,6 @@ def step_logs(logs: Any, method: str) -> dict[str, Any]:
         return tf.cast(tensor, tf.float32) if tensor.shape.rank == 0 else tensor
 
     return flat_logs(logs, method, as_log)
-
-
-def model_call(model: Any, layout: ParameterLayout, method: str) -> Callable[[Any, Any], Any]:
-    """Return ``test_step`` or ``predict_step`` as a function of flat weights and a batch, traced once per signature."""
-    assign = WeightSetter(model, layout)
-
-    def traced(weights: Any, batch: Any) -> Any:
-        assign(weights)
-        found = getattr(model, method)(batch)
-        return step_logs(found, method) if method == "test_step" else list(keras.tree.flatten(found))
-
-    run = direct_call(traced, model)
-    return lambda weights, batch: run(weights, run.prepare(batch))
 
 
 class LocalStep(GraphStep):

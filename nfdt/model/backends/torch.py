@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import keras
@@ -12,23 +12,28 @@ import torch
 
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.errors import CaptureError
 from nfdt.model.backends.contract import (
+    GradientResult,
     KerasBackend,
     ModelCall,
     PreparedBatch,
     StepName,
     TrainingStep,
     as_tensors,
+    check_layout,
+    flat_logs,
+    own_loss_scale,
+    switched,
+    unsupported_data,
 )
 from nfdt.model.backends.denominator import SUM, LossDenominator
-from nfdt.model.backends.recording import RecordingOptimizer, StepGradients, replace_everywhere
-from nfdt.model.backends.step_result import GradientResult, check_layout, flat_logs, own_loss_scale
+from nfdt.model.backends.recording import RecordingOptimizer, StepGradients, next_loss_scale, replace_everywhere
+from nfdt.model.backends.variables import preserved
 from nfdt.model.keras_internals.models import compiles_torch
 
 
 class TorchBackend(KerasBackend):
-    """PyTorch; see :class:`~nfdt.model.backends.contract.KerasBackend`."""
+    """PyTorch, on the variables of the model."""
 
     name = "torch"
     version = str(torch.__version__)
@@ -60,11 +65,7 @@ class TorchBackend(KerasBackend):
             CaptureError: the array is sparse or ragged, or consists of texts.
         """
         if isinstance(leaf, RaggedArray | SparseArray) or np.asarray(leaf).dtype.kind in "OSU":
-            kind = {RaggedArray: "a ragged array", SparseArray: "a sparse array"}.get(type(leaf), "an array of texts")
-            raise CaptureError(
-                "Training data: expected numbers in dense arrays, as Keras on PyTorch has them. "
-                f"Received: {kind}. Convert it before fit(), or set KERAS_BACKEND=tensorflow."
-            )
+            raise unsupported_data(leaf, "dense", "PyTorch")
         return keras.ops.convert_to_tensor(np.array(leaf))
 
     def run_step(self, model: Any, step: StepName, batch: Any) -> Any:
@@ -74,11 +75,8 @@ class TorchBackend(KerasBackend):
 
     def trace(self, model: Any, step: StepName, batch: Any) -> None:
         """Run a step, and restore the variables that existed before."""
-        variables = list(model.variables)
-        held = [variable.numpy() for variable in variables]
-        self.run_step(model, step, batch)
-        for variable, value in zip(variables, held, strict=True):
-            variable.assign(value)
+        with preserved(list(model.variables)):
+            self.run_step(model, step, batch)
 
     @contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
@@ -87,23 +85,13 @@ class TorchBackend(KerasBackend):
             torch.manual_seed(seed)
             yield
 
-    @contextmanager
-    def full_precision(self) -> Iterator[None]:
+    def full_precision(self) -> AbstractContextManager[None]:
         """Disable TensorFloat-32."""
-        allowed = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("highest")
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(allowed)
+        return switched("highest", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision)
 
     def reduce(self, obj: Any) -> tuple[Any, ...] | None:
         """Return the form of a tensor: its elements on the host."""
         return (_make_tensor, (obj.detach().cpu().numpy(),)) if type(obj) is torch.Tensor else None
-
-    def blank(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """Return a tensor of zeros."""
-        return keras.ops.zeros(shape, dtype)
 
     def seed_worker(self, worker: int) -> None:
         """Seed PyTorch's generator, from which dropout draws."""
@@ -138,11 +126,11 @@ class TorchGradientStep(TrainingStep):
 
     def _compute(self, weights: Any, batch: PreparedBatch, version: int, share: float) -> GradientResult:
         _assign(weights, self.model, self._layout)
-        self._optimizer.begin(version)
-        self._denominator.begin(1.0 / share)
+        self._optimizer.begin_step(version)
+        self._denominator.begin_step(1.0 / share)
         logs = flat_logs(self._run(batch.pytree), "train_step", _as_log)
-        gradient, finite = self._optimizer.collect()
-        denominator = self._denominator.end()
+        gradient, finite = self._optimizer.gradients.collect()
+        denominator = self._denominator.end_step()
         if denominator is SUM:
             gradient *= np.float32(share)
         return GradientResult(gradient, logs, finite, denominator)
@@ -170,14 +158,6 @@ class TorchRecordingOptimizer(RecordingOptimizer):
         """Return the loss, scaled as by the replaced optimizer."""
         return loss * self.gradients.scale if self.gradients.scale != 1.0 else loss
 
-    def collect(self) -> tuple[Any, bool]:
-        """Return the step's flat, unscaled float32 gradient on the host, shape ``(P,)``, and whether it is finite.
-
-        Raises:
-            CaptureError: no gradient was recorded.
-        """
-        return self.gradients.collect()
-
 
 class _EagerGradients(StepGradients):
     """The gradients of one step, and their scale; it is dynamic if ``dynamic_growth_steps`` is not 0."""
@@ -189,7 +169,13 @@ class _EagerGradients(StepGradients):
         self._finite_steps = 0
 
     def collect(self) -> tuple[Any, bool]:
-        """Return the flat gradient without the scale, and whether it is finite; updates a dynamic scale."""
+        """Return the step's flat, unscaled float32 gradient on the host, shape ``(P,)``, and whether it is finite.
+
+        A dynamic scale is updated.
+
+        Raises:
+            CaptureError: no gradient was recorded.
+        """
         self.require_any()
         flat = np.zeros(self.layout.size, np.float32)
         for place, gradient in self.recorded.items():
@@ -199,25 +185,20 @@ class _EagerGradients(StepGradients):
             flat /= np.float32(self.scale)
         if not self._growth_steps:
             return flat, True
-        finite = bool(np.isfinite(flat).all())
-        self._finite_steps = self._finite_steps + 1 if finite else 0
-        if self._finite_steps == self._growth_steps:
-            self._finite_steps = 0
-            self.scale *= 2.0
-        elif not finite:
-            self.scale *= 0.5
-        return flat, finite
+        finite = np.isfinite(flat).all()
+        scale, steps = next_loss_scale(self.scale, self._finite_steps, finite, self._growth_steps, np.where)
+        self.scale, self._finite_steps = float(scale), int(steps)
+        return flat, bool(finite)
 
 
 def _compiled(step: Callable[..., Any], model: Any) -> Callable[..., Any]:
     """Wrap a step as Keras would run it for this model."""
-    compiled: Callable[..., Any] = torch.compile(step) if compiles_torch(model) else step
-    return compiled
+    return torch.compile(step) if compiles_torch(model) else step
 
 
 def _assign(weights: Any, model: Any, layout: ParameterLayout) -> None:
     """Copy flat weights to the trainable variables."""
-    flat = torch.from_numpy(np.require(weights, requirements=["W"]))
+    flat = torch.from_numpy(np.require(weights, requirements=["W"]))  # of read-only memory PyTorch warns
     with torch.no_grad():
         for slot, variable in zip(layout.slots, model.trainable_variables, strict=True):
             variable.value.copy_(flat[slot.start : slot.stop].reshape(slot.shape))

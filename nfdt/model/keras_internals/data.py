@@ -108,8 +108,7 @@ def array_inputs(iterator: Any) -> tuple[Any, int, int] | None:
 
 def batch_standardizer(dataset: Any, class_weight: Any) -> Callable[[Any], Any]:
     """Return the function that PyDatasetAdapter applies to each batch of a PyDataset: ``_standardize_batch``."""
-    standardize: Callable[[Any], Any] = PyDatasetAdapter(dataset, class_weight)._standardize_batch
-    return standardize
+    return PyDatasetAdapter(dataset, class_weight)._standardize_batch
 
 
 def tensorflow_dataset(iterator: Any) -> Any:
@@ -149,8 +148,8 @@ class ReplayingIterator(EpochIterator):
         self._peeked = itertools.chain([first], iterator)
         return first
 
-    def forget_first(self) -> None:
-        """Let the next epoch read its first batch anew."""
+    def rewind(self) -> None:
+        """Let the next epoch read its first batch again, instead of the one that :meth:`peek` has read."""
         self._peeked = None
 
     def __next__(self) -> Any:
@@ -183,7 +182,7 @@ class ReplayingIterator(EpochIterator):
 
 
 def warn_of_missing_data() -> None:
-    """Emit the warning of ``fit`` for an epoch whose data end early: ``_interrupted_warning`` of EpochIterator."""
+    """Emit the warning of ``fit`` that the data of an epoch ended early: ``_interrupted_warning`` of EpochIterator."""
     EpochIterator._interrupted_warning(None)
 
 
@@ -216,8 +215,7 @@ def evaluation_iterator(**options: Any) -> Any:
 
 def evaluation_logs(model: Any) -> dict[str, Any]:
     """Return the logs of ``evaluate`` from the metrics: ``pythonify_logs`` converts the results to numbers."""
-    logs: dict[str, Any] = pythonify_logs(model.get_metrics_result())
-    return logs
+    return pythonify_logs(model.get_metrics_result())
 
 
 def flattened_logs(model: Any, logs: dict[str, Any]) -> Any:

@@ -36,13 +36,10 @@ __all__ = ["Functional", "KerasSaveable", "object_registration", "serialization_
 LAMBDA_METHOD = "_serialize_function_to_config"
 """Method of a Lambda layer that marshals Python functions, which loses their globals."""
 
-CHECKPOINT_ATTRIBUTES = frozenset(
-    f"_self_{name}"
-    for name in (
-        *("setattr_tracking", "update_uid", "name_based_restores", "saveable_object_factories"),
-        *("unconditional_checkpoint_dependencies", "unconditional_dependency_names"),
-        "unconditional_deferred_dependencies",
-    )
+CHECKPOINT_ATTRIBUTES = (
+    *("_self_setattr_tracking", "_self_update_uid", "_self_name_based_restores", "_self_saveable_object_factories"),
+    *("_self_unconditional_checkpoint_dependencies", "_self_unconditional_dependency_names"),
+    "_self_unconditional_deferred_dependencies",
 )
 """Attributes that TensorFlow's ``Trackable`` and ``AutoTrackable`` give an object, and make again when needed."""
 
@@ -133,8 +130,7 @@ def distribution_strategy(model: Any) -> Any:
 
 def restored_epoch(model: Any) -> int | None:
     """Return the epoch to begin with: BackupAndRestore sets ``_initial_epoch`` on the model before training."""
-    epoch: int | None = model._initial_epoch
-    return epoch
+    return model._initial_epoch
 
 
 def loss_spec(model: Any, x: Any, y: Any, sample_weight: Any) -> Any:
@@ -157,8 +153,7 @@ def epoch_limit() -> int | None:
     """Return the limit of ``keras.config.set_max_epochs``: ``backend.config.max_epochs`` returns it."""
     from keras.src.backend import config
 
-    limit: int | None = config.max_epochs()
-    return limit
+    return config.max_epochs()
 
 
 def limited_steps(steps: int | None) -> int | None:
@@ -218,11 +213,6 @@ def attributes_of_one_process(obj: Any) -> dict[str, Any]:
     return {**found, **dict.fromkeys(records)}
 
 
-def is_checkpoint_attribute(name: str) -> bool:
-    """Return whether TensorFlow keeps an attribute for its checkpoints; see :data:`CHECKPOINT_ATTRIBUTES`."""
-    return name in CHECKPOINT_ATTRIBUTES
-
-
 def is_built_by(obj: Any, method: Any) -> bool:
     """Return whether a method is the closure that ``Layer.__new__`` made for this object; ``__wrapped__`` is bound."""
     wrapped = getattr(method, "__wrapped__", None)
@@ -249,7 +239,7 @@ def initialize_variable(variable: Any, value: Any) -> None:
 
 
 def renew(obj: Any) -> None:
-    """Correct what an object holds of its process, once all objects have their attributes.
+    """Update what depends on the process, once all objects have their attributes.
 
     These are numbers of other objects (a tracker's ``stored_ids``, a graph's ``_nodes``), and the functions that
     ``JaxLayer.build`` converts for TensorFlow, without new variables for a layer that has them.

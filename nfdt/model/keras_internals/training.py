@@ -33,7 +33,7 @@ DECAY_METHOD = "_apply_weight_decay"
 """Method of an optimizer that applies decoupled weight decay to all variables, before they are moved."""
 
 TORCH_OPTIMIZERS = "keras.src.backend.torch.optimizers."
-"""Modules of the subclasses that Keras on PyTorch makes of its own optimizers, which have the same names."""
+"""Prefix of the modules in which Keras on PyTorch defines subclasses of its optimizers, under the same names."""
 
 
 # ---- losses
@@ -95,21 +95,31 @@ def sum_of_weights(sample_weight: Any, mask: Any, dtype: Any, reduction: str) ->
 
 
 @contextmanager
+def seeded_globals(seed: int) -> Iterator[None]:
+    """Seed the global generators of Python and NumPy in the block, and restore them."""
+    python, numpy = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+@contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed Python, NumPy and Keras in the block, and restore them: Keras' attribute ``global_seed_generator``."""
     from keras.src.backend.common import global_state
 
     name = "global_seed_generator"
-    held = (random.getstate(), np.random.get_state(), global_state.get_global_attribute(name))
-    random.seed(seed)
-    np.random.seed(seed)
-    global_state.set_global_attribute(name, keras.random.SeedGenerator(seed))
-    try:
-        yield
-    finally:
-        random.setstate(held[0])
-        np.random.set_state(held[1])
-        global_state.set_global_attribute(name, held[2])
+    held = global_state.get_global_attribute(name)
+    with seeded_globals(seed):
+        global_state.set_global_attribute(name, keras.random.SeedGenerator(seed))
+        try:
+            yield
+        finally:
+            global_state.set_global_attribute(name, held)
 
 
 @contextmanager
@@ -170,8 +180,7 @@ def has_fixed_learning_rate(optimizer: Any) -> bool:
 
 def learning_rate_method(optimizer: Any) -> Callable[[], Any]:
     """Return the method with which an optimizer's step reads its rate; see :data:`RATE_METHOD`."""
-    method: Callable[[], Any] = getattr(optimizer, RATE_METHOD)
-    return method
+    return getattr(optimizer, RATE_METHOD)
 
 
 def replace_learning_rate_method(optimizer: Any, method: Callable[[], Any]) -> None:

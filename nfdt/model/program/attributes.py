@@ -1,6 +1,6 @@
-"""Python values that a model reads at every step where it runs eagerly; a graph holds those of its first step.
+"""Python values that an eager model reads at every step, whereas a graph keeps those of its first step.
 
-Attributes of layers and losses travel as JSON, with which a job needs no code. Values of globals and closures do not.
+Attributes of layers and losses are sent as JSON, which needs no code. Values of globals and closures are only watched.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Attributes:
         return np.frombuffer(json.dumps(self._given).encode() if self._given else b"", np.uint8)
 
     def assign(self, value: Array) -> None:
-        """Set those attributes whose given values are new; others keep what the steps have made of them.
+        """Set the attributes whose values are new; the others keep what the steps have assigned.
 
         Raises:
             ProtocolError: the value has another form.
@@ -88,7 +88,7 @@ class Attributes:
 
 
 class CodeValues:
-    """Plain values in globals and closures of functions, as one value that cannot be sent again.
+    """Watches plain values in globals and closures of functions, which cannot be sent again.
 
     Args:
         code: Functions and classes of the program.

@@ -1,6 +1,6 @@
-"""Creation of a model's variables from a batch's shapes, identical on the client and on the workers.
+"""Creation of a model's variables from the shapes of a batch, identical on the client and on the workers.
 
-Layers of texts and categories have files besides: their vocabularies.
+Layers for texts and categories also have files, their vocabularies.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import logging
 import math
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -19,7 +19,7 @@ import numpy as np
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.arrays.pytree import flatten_structure, rebuild
 from nfdt.core.errors import ProtocolError
-from nfdt.model.backends.contract import StepName, as_tensors, current
+from nfdt.model.backends.contract import StepName
 from nfdt.model.keras_internals.models import (
     build_symbolically,
     flatten_layers,
@@ -27,9 +27,9 @@ from nfdt.model.keras_internals.models import (
     set_stacked_layers,
     stacked_layers,
 )
-from nfdt.model.keras_internals.training import filter_traceback, is_built_metric
+from nfdt.model.keras_internals.training import is_built_metric
 from nfdt.model.program.compiling import leaf_metrics, overrides
-from nfdt.model.program.dry_run import without_effects, without_updates
+from nfdt.model.program.dry_run import trace, without_effects, without_updates
 
 logger = logging.getLogger(__name__)
 
@@ -41,16 +41,16 @@ def describe_batch(batch: Any) -> dict[str, Any]:
 
     The first dimension is None where it is that number. Sparse and ragged arrays are described without elements.
     """
+
+    def without_elements(leaf: Any) -> Any:
+        return leaf.blank() if isinstance(leaf, SparseArray | RaggedArray) else leaf
+
     leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
     rows = next((int(leaf.shape[0]) for leaf in leaves if leaf.ndim), 1)
-    structure, arrays = flatten_structure(keras.tree.map_structure(_without_elements, batch))
+    structure, arrays = flatten_structure(keras.tree.map_structure(without_elements, batch))
     shapes = [[None if axis == 0 and n == rows else n for axis, n in enumerate(array.shape)] for array in arrays]
     described = [[shape, array.dtype.str] for shape, array in zip(shapes, arrays, strict=True)]
     return {"structure": structure, "arrays": described, "rows": rows}
-
-
-def _without_elements(leaf: Any) -> Any:
-    return leaf.blank() if isinstance(leaf, SparseArray | RaggedArray) else leaf
 
 
 def blank_batch(description: Mapping[str, Any]) -> Any:
@@ -102,7 +102,8 @@ def _build_by_call(model: Any, batch: Any) -> bool:
                 return None
             shape = [None, *leaf.shape[1:]] if leaf.ndim and any_size else list(leaf.shape)
             is_text = leaf.dtype.kind in "OSU"
-            return _ShapeSpec(shape, "string" if is_text else keras.backend.standardize_dtype(leaf.dtype))
+            dtype = "string" if is_text else keras.backend.standardize_dtype(leaf.dtype)
+            return SimpleNamespace(shape=shape, dtype=dtype)
 
         return keras.tree.map_structure(spec, batch)
 
@@ -121,17 +122,10 @@ def _build_metrics(model: Any, batch: Any) -> None:
             logger.debug("No trace of %s for its metrics: %s", model.name, error)
 
 
-@filter_traceback
 def _trace(model: Any, step: StepName, batch: Any) -> None:
     """Trace a step as ``fit`` would, without an update; an eager model runs it, without effects."""
     with without_effects(model) if model.run_eagerly else without_updates(model):
-        current().trace(model, step, as_tensors(batch))
-
-
-@dataclass(frozen=True)
-class _ShapeSpec:
-    shape: list[int | None]
-    dtype: Any
+        trace(model, step, batch)
 
 
 def _build_symbolically(model: Any, specs: Any) -> bool:
@@ -151,8 +145,7 @@ def _build_symbolically(model: Any, specs: Any) -> bool:
 
 
 def _layers_with(model: Any, method: str) -> dict[int, Any]:
-    layers = enumerate(flatten_layers(model))
-    return {index: layer for index, layer in layers if hasattr(layer, method)}
+    return {index: layer for index, layer in enumerate(flatten_layers(model)) if hasattr(layer, method)}
 
 
 def save_assets(model: Any, store: Callable[[bytes], str]) -> dict[str, dict[str, str]]:

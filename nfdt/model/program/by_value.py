@@ -2,7 +2,7 @@
 
 A pickle of layers is a sequence: the root, then the record of each Keras object, in the order in which the objects
 were met, then the list of the variables that were pickled with their values. Everywhere else an object is a number.
-Identity is kept therefore, and a deep graph of layers does not nest.
+This preserves identity, and a deep graph of layers does not exceed the recursion limit.
 
 Weights of the trained model are not part of it: the program's state has them.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 import pickle
-import re
 import types
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -22,31 +21,16 @@ import keras
 
 from nfdt.core.errors import ProtocolError
 from nfdt.model.backends.contract import current
-from nfdt.model.keras_internals.models import (
-    SET_BY_KERAS,
-    Functional,
-    KerasSaveable,
-    attributes_of_one_process,
-    backend_choice,
-    blank_layer,
-    initialize_variable,
-    is_built_by,
-    is_checkpoint_attribute,
-    make_functional,
-    renew,
-    serialization_lib,
-    tracking,
-    unwrapped,
-)
+from nfdt.model.backends.variables import values_of
+from nfdt.model.keras_internals import models as keras_models
 from nfdt.model.program.collect import CustomObjects, collecting
-from nfdt.model.program.untrained import values_of
 
 # Containers that Keras substitutes for a model's own.
 _TRACKED = {
-    tracking.TrackedList: list,
-    tracking.TrackedOrderedDict: collections.OrderedDict,
-    tracking.TrackedDict: dict,
-    tracking.TrackedSet: set,
+    keras_models.tracking.TrackedList: list,
+    keras_models.tracking.TrackedOrderedDict: collections.OrderedDict,
+    keras_models.tracking.TrackedDict: dict,
+    keras_models.tracking.TrackedSet: set,
 }
 
 
@@ -100,6 +84,7 @@ class ObjectPickler(cloudpickle.Pickler):
     def dump_all(self, root: Any) -> None:
         """Pickle an object and the Keras objects that it refers to, each once, then the list of the variables."""
         self.dump(root)
+        # One record after the other: a nested pickle reaches the recursion limit at about 60 layers (decision 47).
         done = 0
         while done < len(self.met):
             self.dump(self._record(self.met[done]))
@@ -119,10 +104,10 @@ class ObjectPickler(cloudpickle.Pickler):
             self.met.append(obj)
             if isinstance(obj, keras.Variable) and id(obj) not in self._valueless:
                 self._note_variable(obj)
-        return self._numbers[id(obj)], type(obj), isinstance(obj, Functional)
+        return self._numbers[id(obj)], type(obj), isinstance(obj, keras_models.Functional)
 
     def reducer_override(self, obj: Any) -> Any:
-        """Return the form in which an object is pickled that pickles badly by itself."""
+        """Return another form of an object that cannot be pickled as it is."""
         if isinstance(obj, type | types.FunctionType):
             self.code[id(obj)] = obj
             self.modules.add(str(obj.__module__))
@@ -133,7 +118,7 @@ class ObjectPickler(cloudpickle.Pickler):
             plain = _TRACKED[type(obj)]
             members = plain(obj.items()) if issubclass(plain, dict) else list(obj)
             return type(obj), (), (members, obj.tracker), None, None, _fill
-        if (plain := unwrapped(obj)) is not obj:
+        if (plain := keras_models.unwrapped(obj)) is not obj:
             return _same, (plain,)
         if isinstance(obj, keras.optimizers.Optimizer):
             return _revive_optimizer, _describe_optimizer(obj)
@@ -141,7 +126,7 @@ class ObjectPickler(cloudpickle.Pickler):
             if hasattr(obj, "assign"):
                 self._note_variable(obj)
             return reduced
-        if (backend := backend_choice(obj)) is not None:
+        if (backend := keras_models.backend_choice(obj)) is not None:
             return type(obj), (backend,)
         return super().reducer_override(obj)
 
@@ -165,9 +150,6 @@ class ObjectPickler(cloudpickle.Pickler):
         return values_of([obj])[0]
 
 
-_MOVED = re.compile(r"^nfdt\.core\.(?=(program|training|backends)\.)")
-
-
 class ObjectUnpickler(pickle.Unpickler):
     """Reader of :meth:`ObjectPickler.dump_all`.
 
@@ -185,10 +167,6 @@ class ObjectUnpickler(pickle.Unpickler):
         self._made: dict[int, Any] = {}
         self.variables: list[Any] = []
 
-    def find_class(self, module: str, name: str) -> Any:
-        """Return a class or function; programs of before have those of ``nfdt/model`` in ``nfdt/core``."""
-        return super().find_class(_MOVED.sub("nfdt.model.", module), name)
-
     def persistent_load(self, pid: Any) -> Any:
         """Return the object of a reference, empty if it has not been read yet."""
         if isinstance(pid, str):
@@ -196,7 +174,7 @@ class ObjectUnpickler(pickle.Unpickler):
         number, cls, functional = pid
         if number not in self._made:
             if functional:  # no constructor runs here, in which Keras changes the bases of an installed class
-                make_functional(cls)
+                keras_models.make_functional(cls)
             self._made[number] = _blank(cls)
         return self._made[number]
 
@@ -209,29 +187,29 @@ class ObjectUnpickler(pickle.Unpickler):
             done += 1
         self.variables = self.load()
         for obj in self._made.values():
-            renew(obj)
+            keras_models.renew(obj)
         return root
 
 
 def is_recorded(obj: Any) -> bool:
-    """Return whether an object has a record of its own; an optimizer is sent as its configuration."""
-    if isinstance(obj, KerasSaveable):
+    """Return whether an object is pickled as a record; an optimizer is pickled as its configuration instead."""
+    if isinstance(obj, keras_models.KerasSaveable):
         return not isinstance(obj, keras.optimizers.Optimizer)
-    return isinstance(obj, keras.Variable | tracking.Tracker)
+    return isinstance(obj, keras.Variable | keras_models.tracking.Tracker)
 
 
 def attributes_of(obj: Any) -> dict[str, Any]:
     """Return the attributes of an object that another process can have, by name."""
-    found = {name: value for name, value in vars(obj).items() if not is_checkpoint_attribute(name)}
-    found.update(attributes_of_one_process(obj))
-    for name in SET_BY_KERAS:
-        if is_built_by(obj, found.get(name)):
+    found = {name: value for name, value in vars(obj).items() if name not in keras_models.CHECKPOINT_ATTRIBUTES}
+    found.update(keras_models.attributes_of_one_process(obj))
+    for name in keras_models.SET_BY_KERAS:
+        if keras_models.is_built_by(obj, found.get(name)):
             del found[name]
     return found
 
 
 def _blank(cls: type) -> Any:
-    return blank_layer(cls) if issubclass(cls, keras.Layer) else object.__new__(cls)
+    return keras_models.blank_layer(cls) if issubclass(cls, keras.Layer) else object.__new__(cls)
 
 
 def _restore(obj: Any, record: ObjectRecord) -> None:
@@ -245,7 +223,8 @@ def _restore(obj: Any, record: ObjectRecord) -> None:
         vars(obj).update({name: made[name] for name in record.missing})
     vars(obj).update(record.attributes)
     if isinstance(obj, keras.Variable):
-        initialize_variable(obj, current().blank(*record.value) if isinstance(record.value, tuple) else record.value)
+        value = keras.ops.zeros(*record.value) if isinstance(record.value, tuple) else record.value
+        keras_models.initialize_variable(obj, value)
 
 
 def _fill(container: Any, state: tuple[Any, Any]) -> None:
@@ -261,10 +240,10 @@ def _same(obj: Any) -> Any:
 def _describe_optimizer(optimizer: Any) -> tuple[dict[str, Any], Any]:
     found = CustomObjects()
     with collecting(found):
-        config = serialization_lib.serialize_keras_object(optimizer)
+        config = keras_models.serialization_lib.serialize_keras_object(optimizer)
     return found.by_name, config
 
 
 def _revive_optimizer(objects: dict[str, Any], config: Any) -> Any:
-    with keras.saving.custom_object_scope(objects), serialization_lib.ObjectSharingScope():
-        return serialization_lib.deserialize_keras_object(config, safe_mode=False)
+    with keras.saving.custom_object_scope(objects), keras_models.serialization_lib.ObjectSharingScope():
+        return keras_models.serialization_lib.deserialize_keras_object(config, safe_mode=False)

@@ -1,7 +1,7 @@
-"""A program's own classes, functions and models, pickled by value and loaded.
+"""Pickling by value of a program's own classes, functions and models, and loading.
 
-They are pickled together with the modules of the user's own program (all that are not installed). Two artifacts have
-them: the custom objects that the configuration of the optimizer names, which shards load as well, and the model.
+The modules of the user's own program, those that are not installed, are part of the pickles. There are two: the custom
+objects that the configuration of the optimizer names, which shards load as well, and the model.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def dump_objects(root: Any, references: Mapping[int, str] | None = None, valuele
     """
     with own_modules_by_value():
         missing: Missing = {}
-        while True:
+        while True:  # again after each failure, without the attributes that were found to be the cause
             file = io.BytesIO()
             pickler = ObjectPickler(file, references, valueless, missing)
             try:

@@ -1,4 +1,4 @@
-"""Custom classes and functions that configurations name, collected during Keras' serialisation.
+"""Collects the custom classes and functions that configurations name while Keras serialises them.
 
 Inside :func:`collecting`, Keras' serialisation assigns every object that is not Keras' own a unique registered name
 and records the object. The worker resolves the names in a ``keras.saving.custom_object_scope``.
@@ -62,7 +62,7 @@ class CustomObjects:
 
 @contextmanager
 def collecting(found: CustomObjects) -> Iterator[None]:
-    """Add all objects that are not Keras' own to ``found`` when Keras serialises them in the block; always undone.
+    """Add all objects that are not Keras' own to ``found`` when Keras serialises them in the block.
 
     Raises:
         CaptureError: (in the block) an object cannot be serialised; the message names it.
@@ -71,7 +71,7 @@ def collecting(found: CustomObjects) -> Iterator[None]:
     serialize = serialization_lib.serialize_keras_object
     with ExitStack() as undo:
         undo.enter_context(_replaced(name_of, lambda obj: name_of(obj) if is_keras_own(obj) else found.add(obj)))
-        undo.enter_context(_replaced(serialize, _Serializer(serialize, found)))
+        undo.enter_context(_replaced(serialize, _with_fallbacks(serialize, found)))
         marshal = getattr(keras.layers.Lambda, LAMBDA_METHOD)
         undo.callback(setattr, keras.layers.Lambda, LAMBDA_METHOD, marshal)
         setattr(keras.layers.Lambda, LAMBDA_METHOD, lambda _, fn: serialization_lib.serialize_keras_object(fn))
@@ -95,28 +95,26 @@ def _replaced(original: Callable[..., Any], replacement: Callable[..., Any]) -> 
             setattr(module, name, original)
 
 
-class _Serializer:
-    """Keras' ``serialize_keras_object`` with fallbacks for objects that it cannot serialise."""
+def _with_fallbacks(serialize: Callable[[Any], Any], found: CustomObjects) -> Callable[[Any], Any]:
+    """Return Keras' ``serialize_keras_object`` with fallbacks for objects that it cannot serialise."""
 
-    def __init__(self, serialize: Callable[[Any], Any], found: CustomObjects) -> None:
-        self._serialize = serialize
-        self._found = found
-
-    def __call__(self, obj: Any) -> Any:
+    def serialize_any(obj: Any) -> Any:
         if _is_opaque(obj):
-            return _reference(self._found, obj)
+            return _reference(found, obj)
         try:
-            config = self._serialize(obj)
+            config = serialize(obj)
         except CaptureError:
             raise
         except Exception as error:
             if not isinstance(obj, KerasSaveable):
-                return _reference(self._found, obj)
+                return _reference(found, obj)
             raise CaptureError(
                 f"{type(obj).__qualname__} cannot be sent to the workers: Keras cannot serialise it. {_REMEDY} "
                 f"({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})"
             ) from error
         return _portable(_completed(obj, config)) if isinstance(config, dict) else config
+
+    return serialize_any
 
 
 def _is_opaque(obj: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Arguments of ``compile``, and the metrics of a compiled model."""
+"""What a compiled model trains with, which methods it overrides, and its metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import keras
 
 from nfdt.model.keras_internals.models import compiled_arguments, serialization_lib
 from nfdt.model.program.described import describe_value
-from nfdt.model.program.manifest import Manifest
 
 
 def describe_compilation(model: Any, *, by_value: bool = False) -> dict[str, Any]:
@@ -30,13 +29,6 @@ def describe_compilation(model: Any, *, by_value: bool = False) -> dict[str, Any
 def overrides(model: Any, method: str) -> bool:
     """Return whether the user's class replaces a method of ``keras.Model``, or the script that of this model."""
     return getattr(type(model), method) is not getattr(keras.Model, method) or method in vars(model)
-
-
-def compile_model(model: Any, manifest: Manifest, *, safe_mode: bool) -> None:
-    """Compile a model that was rebuilt from its configuration as the user's model is compiled."""
-    config = serialization_lib.deserialize_keras_object(manifest.compile_config, safe_mode=safe_mode)
-    # The optimizer in the configuration is already wrapped where necessary.
-    keras.Model.compile(model, **config, auto_scale_loss=False)
 
 
 def leaf_metrics(model: Any) -> list[Any]:

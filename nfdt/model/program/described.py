@@ -1,7 +1,7 @@
-"""Descriptions of a model: whether Keras' configuration is one, and those of a model that is sent by value.
+"""Descriptions of a model that is sent by value, and whether Keras' configuration describes a model completely.
 
-The latter show what makes two models the same program, and what differs. They consist of plain values: numbers,
-booleans, texts, None, and pytrees of these.
+Descriptions tell whether two models are the same program, and what differs. They consist of plain values: numbers,
+booleans, strings, None, and pytrees of these.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def is_plain(value: Any) -> bool:
 
 
 def is_configured(model: Any) -> bool:
-    """Return whether every layer is one of Keras' own, as its configuration describes it, with weights of its own."""
+    """Return whether all layers are Keras' own, equal what their configurations describe, and share no weights."""
     layers = flatten_layers(model)
     if not all(is_keras_own(type(layer)) and not _replaced_methods(layer) for layer in layers):
         return False
@@ -112,6 +112,7 @@ def is_configured(model: Any) -> bool:
     # Keras would rebuild a layer of two graphs twice, each time with weights of its own.
     if any(count > 1 for count in (held + members).values()):
         return False
+    # Each of these would train as another model, without an error, if it was rebuilt from its configuration.
     if not all(_is_as_stated(layer, kind) for layer in layers for kind in ("regularizer", "constraint")):
         return False
     return all(_equals_a_new_one(layer) for layer in layers if not isinstance(layer, Functional | keras.Sequential))

@@ -1,4 +1,4 @@
-"""Trial runs of a model's own steps without their effects."""
+"""Trial runs of a model's own steps, whose effects are undone."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from nfdt.model.backends.contract import current
+from nfdt.model.backends.contract import StepName, as_tensors, current
+from nfdt.model.backends.variables import preserved
+from nfdt.model.keras_internals.training import filter_traceback
 from nfdt.model.program.optimizer import own_optimizers
-from nfdt.model.program.untrained import values_of
 
 _WITHOUT_UPDATES: dict[str, Any] = {
     "apply": lambda *args, **kwargs: None,
@@ -17,6 +18,12 @@ _WITHOUT_UPDATES: dict[str, Any] = {
         optimizer_variables,
     ),
 }
+
+
+@filter_traceback
+def trace(model: Any, step: StepName, batch: Any) -> None:
+    """Trace a step of a model for a batch of arrays as ``fit`` would; an eager model runs it."""
+    current().trace(model, step, as_tensors(batch))
 
 
 @contextmanager
@@ -47,11 +54,8 @@ def without_updates(model: Any) -> Iterator[None]:
 def without_effects(model: Any) -> Iterator[None]:
     """Run eagerly in the block, then restore the model's variables and reset its metrics."""
     variables = [*model.variables, *(v for optimizer in own_optimizers(model) for v in optimizer.variables)]
-    held = values_of(variables)
     try:
-        with current().without_graphs(), without_updates(model):
+        with preserved(variables), current().without_graphs(), without_updates(model):
             yield
     finally:
-        for variable, value in zip(variables, held, strict=True):
-            variable.assign(value)
         model.reset_metrics()

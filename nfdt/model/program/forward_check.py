@@ -1,7 +1,7 @@
-"""A forward pass of the script's model, repeated by every worker before it trains.
+"""A forward pass of the script's model, which every worker repeats before it trains.
 
-A worker that built another model would train without an error. The outputs of a few samples are therefore part of
-the program, with ``training=False``, the same seeds and the weights that the program starts with.
+A worker that has built another model would train without an error. The program therefore contains the outputs of a few
+samples, computed with ``training=False``, fixed seeds and the weights that the program starts with.
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ from typing import Any
 
 import keras
 import numpy as np
-import numpy.typing as npt
 
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
+from nfdt.core.arrays.layout import Array
 from nfdt.core.arrays.pytree import flatten_structure, rebuild
 from nfdt.core.errors import ModelMismatch
 from nfdt.model.backends.contract import as_tensors, current
+from nfdt.model.backends.variables import preserved
 from nfdt.model.keras_internals.data import unpack_batch
 from nfdt.model.keras_internals.models import flatten_layers
 from nfdt.model.keras_internals.training import seeded
 from nfdt.model.program.described import describe_layers, first_difference
 from nfdt.model.program.manifest import Manifest
-from nfdt.model.program.untrained import untrained_variables, values_of
+from nfdt.model.program.untrained import untrained_variables
 
 logger = logging.getLogger(__name__)
-
-Array = npt.NDArray[Any]
 
 ROWS = 4
 _SEED = 1
@@ -111,16 +110,11 @@ def _message(model: Any, layers: list[Any], expected: Mapping[str, Array], recei
 
 
 def _outputs(model: Any, x: Any) -> dict[str, Array]:
-    """Return the outputs of a model by number, and the sum of its own losses; the model is left as it was."""
-    untrained = untrained_variables(model)
-    held = values_of(untrained)
-    with seeded(_SEED), current().seeded(_SEED), current().full_precision():
-        try:
-            outputs = model(as_tensors(x), training=False)
-            losses = [keras.ops.convert_to_numpy(loss) for loss in model.losses]
-        finally:
-            for variable, value in zip(untrained, held, strict=True):
-                variable.assign(value)
+    """Return the outputs of a model by number, and the sum of its own losses; the model does not change."""
+    untrained, backend = untrained_variables(model), current()
+    with seeded(_SEED), backend.seeded(_SEED), backend.full_precision(), preserved(untrained):
+        outputs = model(as_tensors(x), training=False)
+        losses = [keras.ops.convert_to_numpy(loss) for loss in model.losses]
     found = {str(index): _as_array(output) for index, output in enumerate(keras.tree.flatten(outputs))}
     return {**found, _LOSSES: np.asarray(sum(float(np.sum(loss)) for loss in losses))}
 

@@ -25,15 +25,8 @@ import keras
 
 from nfdt.core.errors import CaptureError
 from nfdt.model.backends.contract import current
+from nfdt.model.keras_internals import training as keras_training
 from nfdt.model.keras_internals.models import serialization_lib
-from nfdt.model.keras_internals.training import (
-    moving_averages,
-    optimized_variables,
-    own_iterations,
-    raw_learning_rate,
-    set_weight_decay_use,
-    uses_weight_decay,
-)
 from nfdt.model.program.compiling import overrides
 from nfdt.model.program.manifest import Manifest, OptimizerEntries
 from nfdt.model.program.optimizer import (
@@ -46,14 +39,14 @@ from nfdt.model.program.optimizer import (
     unscaled,
 )
 from nfdt.model.program.step_effects import StepEffects, trace_step
-from nfdt.model.program.untrained import untrained_variables
+from nfdt.model.program.untrained import describe_variable, untrained_variables
 
 Described = Sequence[Mapping[str, Any] | None]
 """Per optimizer of the model, in the order of ``own_optimizers``, its description; None if the step does not use it."""
 
 
 def trace_own_step(model: Any, batch: Any) -> StepEffects | None:
-    """Trace the step of a model that has its own, or an optimizer of several; None for other models.
+    """Trace the step of a model with a ``train_step`` of its own, or with several optimizers; None for other models.
 
     On JAX and PyTorch such a model may have one optimizer, and its step is not traced.
 
@@ -74,7 +67,7 @@ def trace_own_step(model: Any, batch: Any) -> StepEffects | None:
 
 
 def describe_local_optimizers(model: Any, effects: StepEffects | None) -> list[dict[str, Any] | None] | None:
-    """Build the optimizers of a model whose step has to run as it is, and describe them; None for other models.
+    """Build and describe the optimizers of a model whose step must run unchanged; None for other models.
 
     Raises:
         CaptureError: an optimizer is applied to a variable that is not the model's, or that it was not built for.
@@ -92,6 +85,7 @@ def _require_one_optimizer(model: Any) -> None:
     parts = [part for optimizer in own_optimizers(model) for part in optimizer_parts(optimizer)]
     others = [part.name for part in parts if part is not inner]
     if others:
+        # Only TensorFlow has a step that runs as it is, see ``KerasBackend.has_local_steps``.
         raise CaptureError(
             f"{type(model).__name__} {model.name!r}: expected Keras on TensorFlow for a model with several optimizers. "
             f"Received: {', '.join(others)}, besides that of compile(), on {current().name}. Set "
@@ -104,7 +98,7 @@ def _updates_a_part(model: Any) -> bool:
     if model.optimizer is None or not model.optimizer.built:
         return False
     trainable = {id(variable) for variable in model.trainable_variables}
-    return {id(variable) for variable in optimized_variables(unscaled(model.optimizer))} < trainable
+    return {id(variable) for variable in keras_training.optimized_variables(unscaled(model.optimizer))} < trainable
 
 
 def _described(model: Any, optimizer: Any, effects: StepEffects) -> dict[str, Any] | None:
@@ -116,7 +110,7 @@ def _described(model: Any, optimizer: Any, effects: StepEffects) -> dict[str, An
         optimizer.build([trainable[place] for place in calls[0].variables])  # as its first apply() does
     inner = unscaled(optimizer)
     places = {id(variable): place for place, variable in enumerate(trainable)}
-    built_for = [places.get(id(variable)) for variable in optimized_variables(inner)]
+    built_for = [places.get(id(variable)) for variable in keras_training.optimized_variables(inner)]
     unknown = {place for call in calls for place in call.variables} - {*built_for}
     if unknown or None in built_for:
         what = f"an update of {trainable[min(unknown)].path!r}" if unknown else "some that are not trainable now"
@@ -128,7 +122,9 @@ def _described(model: Any, optimizer: Any, effects: StepEffects) -> dict[str, An
         "variables": built_for,
         "applications": len(calls),
         "attributes": describe_attributes(inner),
-        "decay": [[uses_weight_decay(part, v) for v in _built_for(part)] for part in optimizer_parts(inner)],
+        "decay": [
+            [keras_training.uses_weight_decay(part, v) for v in _built_for(part)] for part in optimizer_parts(inner)
+        ],
     }
 
 
@@ -137,6 +133,7 @@ def local_entries(model: Any, described: Described) -> OptimizerEntries:
     serialize = serialization_lib.serialize_keras_object
     constraints = [serialize(v.constraint) for v in model.trainable_variables]
     return OptimizerEntries(
+        # A rate of 1 subtracts the difference, so that shards, codecs and recovery need no second path (decision 48).
         optimizer=serialize(keras.optimizers.SGD(1.0, name="differences")),
         optimizer_attributes={},
         optimizer_variables=[
@@ -166,12 +163,12 @@ def build_local_optimizers(model: Any, described: Described) -> None:
     for optimizer, entry in used_optimizers(model, described):
         for part, decays in zip(optimizer_parts(optimizer), entry["decay"], strict=True):
             if part.weight_decay and not all(decays):
-                set_weight_decay_use(part, _built_for(part), decays)
+                keras_training.set_weight_decay_use(part, _built_for(part), decays)
 
 
 def _built_for(optimizer: Any) -> list[Any]:
     """Return the variables of an optimizer; a part of another one may have none."""
-    return optimized_variables(optimizer) if optimizer.built else []
+    return keras_training.optimized_variables(optimizer) if optimizer.built else []
 
 
 def create_variables(model: Any, described: Described | None) -> None:
@@ -184,7 +181,7 @@ def create_variables(model: Any, described: Described | None) -> None:
 def learning_rates(model: Any, described: Described | None) -> list[Any]:
     """Return the variables among :func:`optimizer_state` that hold the learning rates that no schedule decides."""
     used = used_optimizers(model, described)
-    rates = [raw_learning_rate(part) for optimizer, _ in used for part in optimizer_parts(optimizer)]
+    rates = [keras_training.raw_learning_rate(part) for optimizer, _ in used for part in optimizer_parts(optimizer)]
     return [rate for rate in rates if isinstance(rate, keras.Variable)]
 
 
@@ -199,27 +196,23 @@ def optimizer_state(model: Any, described: Described | None) -> list[Any]:
     return [variable for optimizer, _ in used_optimizers(model, described) for variable in optimizer.variables]
 
 
-def describe_optimizer_state(model: Any, described: Described | None) -> list[dict[str, Any]]:
+def describe_optimizer_state(model: Any, optimizers: Described | None) -> list[dict[str, Any]]:
     """Return path, shape, dtype, merge rule and decay of each variable of :func:`optimizer_state`."""
     found = []
-    for optimizer, entry in used_optimizers(model, described):
+    for optimizer, entry in used_optimizers(model, optimizers):
         parts = optimizer_parts(optimizer)
-        averages = {key: decay for part in parts for key, decay in moving_averages(part).items()}
+        averages = {key: decay for part in parts for key, decay in keras_training.moving_averages(part).items()}
+        # A step that applies an optimizer several times decays its averages as often.
         decays = {key: decay ** entry["applications"] for key, decay in averages.items()}
         for variable in optimizer.variables:
-            dtype, decay = keras.backend.standardize_dtype(variable.dtype), decays.get(id(variable))
-            rule = "mean" if "float" in dtype else "max"
-            if decay is not None:
-                rule = "ema"
-            if any(variable is own_iterations(part) for part in parts):
-                rule = "sum"
-            shape = [int(n) for n in variable.shape]
-            found.append({"path": variable.path, "shape": shape, "dtype": dtype, "decay": decay, "rule": rule})
+            described = describe_variable(variable, decays.get(id(variable)))
+            counts_updates = any(variable is keras_training.own_iterations(part) for part in parts)
+            found.append({**described, "rule": "sum"} if counts_updates else described)
     return found
 
 
 def merged_in_rounds(model: Any, manifest: Manifest) -> Manifest:
-    """Return the manifest of a program whose workers step in rounds, each of which is one update."""
+    """Return the manifest of a program for workers that step in rounds, each of which counts as one update."""
     others = {"sum": "max", "ema": "mean"}
     count = len(untrained_variables(model))
     own, of_optimizers = manifest.untrained[:count], manifest.untrained[count:]

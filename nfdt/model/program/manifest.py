@@ -37,8 +37,8 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypedDict, TypeVar
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import ProtocolError
@@ -48,13 +48,10 @@ GIVEN = "given"
 
 CODE_ENTRIES = ("code", "by_value", "optimizer_attributes", "local_optimizers")
 
-
-def _shallow(group: Any) -> dict[str, Any]:
-    return {field.name: getattr(group, field.name) for field in fields(group)}
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class OptimizerEntries:
+class OptimizerEntries(TypedDict):
     """Entries on the optimizer; see the table of this module."""
 
     optimizer: Mapping[str, Any]
@@ -66,11 +63,10 @@ class OptimizerEntries:
     decay: Sequence[bool]
     loss_scale: Mapping[str, Any] | None
     auto_scale_loss: bool
-    local_optimizers: Sequence[Mapping[str, Any] | None] | None = None
+    local_optimizers: Sequence[Mapping[str, Any] | None] | None
 
 
-@dataclass(frozen=True)
-class ModelEntries:
+class ModelEntries(TypedDict):
     """Entries on the model, its variables and its environment; see the table of this module."""
 
     tables: Sequence[int]
@@ -82,6 +78,30 @@ class ModelEntries:
     versions: Mapping[str, str]
 
 
+class _Required(Generic[T]):
+    """An entry of a manifest as its attribute; reading it raises KeyError where the manifest lacks it."""
+
+    def __init__(self, *path: str) -> None:
+        self._path = path
+
+    def __get__(self, manifest: Manifest, owner: type) -> T:
+        found: Any = manifest.entries
+        for key in self._path:
+            found = found[key]
+        return found
+
+
+class _Optional(Generic[T]):
+    """An entry of a manifest as its attribute, or ``default`` where it is null or the manifest lacks it."""
+
+    def __init__(self, key: str, default: Any = None) -> None:
+        self._key, self._default = key, default
+
+    def __get__(self, manifest: Manifest, owner: type) -> T:
+        found = manifest.entries.get(self._key)
+        return self._default if found is None else found
+
+
 @dataclass(frozen=True)
 class Manifest:
     """A program's manifest.
@@ -89,22 +109,94 @@ class Manifest:
     Entries are read on access: a manifest of remote origin may lack any of them.
 
     Attributes:
-        entries: Stored JSON object; read it through the properties.
+        entries: Stored JSON object; read it through the attributes below.
 
     Raises:
-        KeyError: (properties) a required entry is missing.
+        KeyError: (on access) a required entry is missing.
     """
 
     entries: Mapping[str, Any]
+
+    # ---- code and artifacts
+
+    code = _Required[str | None]("code")
+    """Artifact of the pickled custom objects of configurations, if any."""
+
+    by_value = _Optional[str | None]("by_value")
+    """Artifact of the pickled model, if it is not sent as its configuration."""
+
+    check = _Optional[Mapping[str, Any] | None]("check")
+    """Artifact of the inputs and outputs of the script's model, and the state that it had; None if unknown."""
+
+    state = _Required[str]("state")
+    """Artifact of the state that the program starts with."""
+
+    sources = _Optional[Mapping[str, str]]("sources", {})
+    """Digest of the source texts of functions and classes by name; empty where unknown."""
+
+    assets = _Required[Mapping[str, Mapping[str, str]]]("assets")
+    """Per layer index: file name -> artifact."""
+
+    python_version = _Required[str]("versions", "python")
+    """Minor version of the Python that pickled the code."""
+
+    # ---- configurations of Keras
+
+    model = _Required[Any]("model")
+    """Keras' configuration of the model."""
+
+    compile_config = _Required[Any]("compile")
+    """The arguments of ``compile``."""
+
+    settings = _Required[Mapping[str, Any]]("globals")
+    """Keras' own settings: floatx, default dtype policy, ..."""
+
+    input = _Required[Mapping[str, Any]]("input")
+    """Description of a batch; see ``building.describe_batch``."""
+
+    # ---- variables
+
+    trainable_layers = _Required[Sequence[bool]]("trainable", "layers")
+    """Per layer, whether it is trainable."""
+
+    trainable_variables = _Required[Sequence[bool]]("trainable", "variables")
+    """Per variable of the model, whether it is trainable."""
+
+    untrained = _Optional[Sequence[Mapping[str, Any]]]("untrained", ())
+    """Path, shape, dtype, rule and decay of each untrained variable."""
+
+    constraints = _Optional[Sequence[Any] | None]("constraints")
+    """Configuration of the constraint of each trainable variable, or None; None where unknown."""
+
+    decay = _Optional[Sequence[bool] | None]("decay")
+    """Per trainable variable, whether weight decay applies; None where unknown."""
+
+    # ---- optimizer
+
+    optimizer = _Required[Mapping[str, Any]]("optimizer")
+    """Keras' configuration of the (inner) optimizer."""
+
+    optimizer_attributes = _Optional[Mapping[str, Any]]("optimizer_attributes", {})
+    """Attributes of the (inner) optimizer that differ from those its configuration makes, as configurations."""
+
+    optimizer_variables = _Optional[Sequence[Mapping[str, Any]] | None]("optimizer_variables")
+    """Shape, dtype and owner of each optimizer variable; None where they cannot be attributed."""
+
+    local_optimizers = _Optional[Sequence[Mapping[str, Any] | None] | None]("local_optimizers")
+    """Per optimizer of the model its description, or None if it does not step; None if shards have the only one."""
+
+    loss_scale = _Required[Mapping[str, Any] | None]("loss_scale")
+    """Dynamic loss scale to start from, if any."""
+
+    # ---- conversions
 
     @classmethod
     def of(
         cls, model: Any, compilation: Mapping[str, Any], optimizer: OptimizerEntries, rest: ModelEntries
     ) -> Manifest:
-        """Make the manifest of a program without code; its artifacts are added by :meth:`with_artifacts`."""
-        parts = {**_shallow(optimizer), **_shallow(rest)}
+        """Make the manifest of a program without code and without artifacts."""
         code: dict[str, Any] = {"kind": "config", "code": None, "by_value": None, "sources": {}}
-        return cls({**code, "model": model, "compile": compilation, **parts})
+        return cls({**code, "model": model, "compile": compilation, **optimizer, **rest})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
@@ -142,18 +234,6 @@ class Manifest:
         """Return the manifest with some entries replaced."""
         return Manifest({**self.entries, **entries})
 
-    def with_state(self, state: str) -> Manifest:
-        """Return the manifest with another artifact of the initial state."""
-        return self.replaced(state=state)
-
-    def with_artifacts(self, *, assets: Mapping[str, Any], state: str, check: Mapping[str, Any] | None) -> Manifest:
-        """Return the manifest with the names of its artifacts."""
-        return self.replaced(assets=assets, state=state, check=check)
-
-    def with_code(self, *, by_value: str, code: str | None, sources: Mapping[str, str]) -> Manifest:
-        """Return the manifest of a program that needs a worker that allows code, with its pickles."""
-        return self.replaced(kind="code", by_value=by_value, code=code, sources=sources)
-
     def with_optimizer(self, optimizer: Mapping[str, Any], variables: Sequence[Mapping[str, Any]]) -> Manifest:
         """Return the manifest with an elementwise optimizer, without loss scaling, in place of the model's own."""
         return self.replaced(
@@ -166,7 +246,7 @@ class Manifest:
 
     def is_same_program(self, other: Manifest) -> bool:
         """Whether two manifests differ in the initial state, its outputs, and the sample batch at most."""
-        mine, others = (one.with_state("").replaced(check=None, input=None) for one in (self, other))
+        mine, others = (one.replaced(state="", check=None, input=None) for one in (self, other))
         return mine.entries == others.entries
 
     # ---- code and artifacts
@@ -187,68 +267,7 @@ class Manifest:
         carried = (self.entries.get(key) is not None for key in ("code", "by_value"))
         return self.entries.get("kind") == "code" or any(carried)
 
-    @property
-    def code(self) -> str | None:
-        """Artifact of the pickled custom objects of configurations, if any."""
-        found: str | None = self.entries["code"]
-        return found
-
-    @property
-    def by_value(self) -> str | None:
-        """Artifact of the pickled model, if it is not sent as its configuration."""
-        found: str | None = self.entries.get("by_value")
-        return found
-
-    @property
-    def check(self) -> Mapping[str, Any] | None:
-        """Artifact of the inputs and outputs of the script's model, and the state that it had; None if unknown."""
-        found: Mapping[str, Any] | None = self.entries.get("check")
-        return found
-
-    @property
-    def state(self) -> str:
-        """Artifact of the state that the program starts with."""
-        return self.entries["state"]
-
-    @property
-    def sources(self) -> Mapping[str, str]:
-        """Digest of the source texts of functions and classes by name; empty where unknown."""
-        return self.entries.get("sources") or {}
-
-    @property
-    def assets(self) -> Mapping[str, Mapping[str, str]]:
-        """Per layer index: file name -> artifact."""
-        found: Mapping[str, Mapping[str, str]] = self.entries["assets"]
-        return found
-
-    @property
-    def python_version(self) -> str:
-        """Minor version of the Python that pickled the code."""
-        return self.entries["versions"]["python"]
-
     # ---- configurations of Keras
-
-    @property
-    def model(self) -> Any:
-        """Keras' configuration of the model."""
-        return self.entries["model"]
-
-    @property
-    def compile_config(self) -> Any:
-        """The arguments of ``compile``."""
-        return self.entries["compile"]
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """Keras' own settings: floatx, default dtype policy, ..."""
-        found: Mapping[str, Any] = self.entries["globals"]
-        return found
-
-    @property
-    def input(self) -> Mapping[str, Any]:
-        """Description of a batch; see ``building.describe_batch``."""
-        found: Mapping[str, Any] = self.entries["input"]
-        return found
 
     @property
     def predicts(self) -> bool:
@@ -286,26 +305,9 @@ class Manifest:
         return replace(layout, divisible=bool(self.entries.get("divisible")))
 
     @property
-    def trainable_layers(self) -> Sequence[bool]:
-        """Per layer, whether it is trainable."""
-        found: Sequence[bool] = self.entries["trainable"]["layers"]
-        return found
-
-    @property
-    def trainable_variables(self) -> Sequence[bool]:
-        """Per variable of the model, whether it is trainable."""
-        found: Sequence[bool] = self.entries["trainable"]["variables"]
-        return found
-
-    @property
     def tables(self) -> list[int]:
         """Trainable variables, by index, that are looked up row by row."""
         return [int(index) for index in self.entries.get("tables") or ()]
-
-    @property
-    def untrained(self) -> Sequence[Mapping[str, Any]]:
-        """Path, shape, dtype, rule and decay of each untrained variable."""
-        return self.entries.get("untrained") or []
 
     @property
     def untrained_rules(self) -> list[dict[str, Any]]:
@@ -322,44 +324,17 @@ class Manifest:
         """Names of the data among :attr:`given`."""
         return [name for name in self.given if name in ("train", "validation")]
 
-    @property
-    def constraints(self) -> Sequence[Any] | None:
-        """Configuration of the constraint of each trainable variable, or None; None where unknown."""
-        return self.entries.get("constraints")
-
-    @property
-    def decay(self) -> Sequence[bool] | None:
-        """Per trainable variable, whether weight decay applies; None where unknown."""
-        return self.entries.get("decay")
-
     # ---- optimizer
-
-    @property
-    def optimizer(self) -> Mapping[str, Any]:
-        """Keras' configuration of the (inner) optimizer."""
-        found: Mapping[str, Any] = self.entries["optimizer"]
-        return found
-
-    @property
-    def optimizer_attributes(self) -> Mapping[str, Any]:
-        """Attributes of the (inner) optimizer that differ from those its configuration makes, as configurations."""
-        return self.entries.get("optimizer_attributes") or {}
 
     @property
     def optimizer_class(self) -> str | None:
         """Class name of the optimizer, if known."""
-        found: str | None = (self.entries.get("optimizer") or {}).get("class_name")
-        return found
+        return (self.entries.get("optimizer") or {}).get("class_name")
 
     @property
     def optimizer_options(self) -> Mapping[str, Any]:
         """Constructor arguments of the optimizer; empty where unknown."""
         return (self.entries.get("optimizer") or {}).get("config") or {}
-
-    @property
-    def optimizer_variables(self) -> Sequence[Mapping[str, Any]] | None:
-        """Shape, dtype and owner of each optimizer variable; None where they cannot be attributed."""
-        return self.entries.get("optimizer_variables")
 
     @property
     def optimizer_owners(self) -> list[int] | None:
@@ -373,21 +348,9 @@ class Manifest:
         return bool(self.entries.get("elementwise"))
 
     @property
-    def local_optimizers(self) -> Sequence[Mapping[str, Any] | None] | None:
-        """Per optimizer of the model its description, or None if it does not step; None if shards have the only one."""
-        found: Sequence[Mapping[str, Any] | None] | None = self.entries.get("local_optimizers")
-        return found
-
-    @property
     def steps_on_workers(self) -> bool:
         """Whether workers push differences of weights, because the optimizers step there."""
         return self.local_optimizers is not None
-
-    @property
-    def loss_scale(self) -> Mapping[str, Any] | None:
-        """Dynamic loss scale to start from, if any."""
-        found: Mapping[str, Any] | None = self.entries["loss_scale"]
-        return found
 
     @property
     def scales_loss(self) -> bool:

@@ -126,6 +126,7 @@ def describe_optimizer(model: Any) -> OptimizerEntries:
         decay=[uses_weight_decay(optimizer, v) for v in trainable],
         loss_scale=loss_scale(model),
         auto_scale_loss=optimizer is not model.optimizer,
+        local_optimizers=None,
     )
 
 
@@ -141,8 +142,12 @@ def describe_attributes(optimizer: Any) -> dict[str, Any]:
 
 
 def _another(optimizer: Any, config: Mapping[str, Any]) -> Any:
+    """Return a second optimizer of this configuration; it needs no schedule, only the same number of variables."""
+    arguments = copy.deepcopy(dict(config["config"]))
+    if isinstance(arguments.get("learning_rate"), dict):
+        arguments["learning_rate"] = _no_schedule
     try:
-        return type(optimizer).from_config(_revived(config))
+        return type(optimizer).from_config(arguments)
     except (TypeError, ValueError) as error:
         raise CaptureError(
             f"Optimizer {optimizer.name!r}: expected one that Keras makes again from its get_config(), as other "
@@ -176,7 +181,7 @@ def _changed_attributes(optimizer: Any, new: Any) -> dict[str, Any]:
 
 
 def set_attributes(optimizer: Any, attributes: Mapping[str, Any]) -> None:
-    """Give an optimizer made from a configuration the attributes that the script gave its own; see above."""
+    """Set the attributes that :func:`describe_attributes` has found on an optimizer made from a configuration."""
     for name, value in copy.deepcopy(dict(attributes)).items():
         setattr(optimizer, name, serialization_lib.deserialize_keras_object(value, safe_mode=False))
 
@@ -202,6 +207,7 @@ def _attribute(probe: Any, optimizer: Any, trainable: list[Any], *, scalars: boo
     index = {id(variable): i for i, variable in enumerate(trainable)}
     owners: dict[int, int] = {}
 
+    # ``build`` creates a slot by a reference to its variable: the reference tells the owner.
     def add(reference_variable: Any, name: Any = None, initializer: Any = "zeros") -> Any:
         shape, dtype = () if scalars else reference_variable.shape, reference_variable.dtype
         made = probe.add_variable(shape=shape, initializer=initializer, dtype=dtype, name=name)
@@ -219,14 +225,6 @@ def _attribute(probe: Any, optimizer: Any, trainable: list[Any], *, scalars: boo
     ]
     opaque = any(entry["variable"] == GLOBAL and entry["shape"] for entry in described)
     return None if opaque else described
-
-
-def _revived(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the optimizer's constructor arguments; the probe needs no schedule, only the same number of variables."""
-    inner = copy.deepcopy(dict(config["config"]))
-    if isinstance(inner.get("learning_rate"), dict):
-        inner["learning_rate"] = _no_schedule
-    return inner
 
 
 def _no_schedule() -> float:

@@ -1,4 +1,4 @@
-"""Modules of the user's own program, which no worker has installed, and the packages of all others."""
+"""Tells the modules of the user's own program, which workers lack, from installed ones, and finds their packages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import site
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
@@ -15,6 +15,7 @@ from pathlib import Path
 import cloudpickle
 
 _OURS = ("nfdt", "nfdt_client", "hfdt")
+_SCRIPT = ("__main__", "__mp_main__")
 _ON_EVERY_WORKER = (*_OURS, "cloudpickle", "keras", "numpy", "tensorflow", *sys.stdlib_module_names)
 _INSTALLED = ("/site-packages/", "/dist-packages/")  # also those of other installations in PYTHONPATH or .pth files
 
@@ -22,8 +23,15 @@ _INSTALLED = ("/site-packages/", "/dist-packages/")  # also those of other insta
 @contextmanager
 def own_modules_by_value() -> Iterator[None]:
     """Pickle the modules of the user's own program by value inside the block."""
-    with pickled_by_value(own_modules()):
+    already = cloudpickle.list_registry_pickle_by_value()
+    registered = [module for module in own_modules() if module.__name__ not in already]
+    for module in registered:
+        cloudpickle.register_pickle_by_value(module)
+    try:
         yield
+    finally:
+        for module in registered:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 def own_modules() -> list[types.ModuleType]:
@@ -33,18 +41,9 @@ def own_modules() -> list[types.ModuleType]:
     return [m for name, m in loaded if isinstance(m, types.ModuleType) and _is_users_own(name, m, installed, recorded)]
 
 
-@contextmanager
-def pickled_by_value(modules: Sequence[types.ModuleType]) -> Iterator[None]:
-    """Pickle these modules by value inside the block."""
-    already = cloudpickle.list_registry_pickle_by_value()
-    registered = [module for module in modules if module.__name__ not in already]
-    for module in registered:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        for module in registered:
-            cloudpickle.unregister_pickle_by_value(module)
+def own_module_names() -> set[str]:
+    """Return the names of :func:`own_modules`, and those of the script itself."""
+    return {*_SCRIPT, *(module.__name__ for module in own_modules())}
 
 
 def is_installed_file(file: str) -> bool:
@@ -76,7 +75,7 @@ def _is_users_own(
 ) -> bool:
     """Return whether a module belongs to the user's program: its file or folders are not part of an installation."""
     first, *rest = name.split(".")
-    if name != module.__name__ or first in (*_OURS, "__main__", "__mp_main__"):
+    if name != module.__name__ or first in (*_OURS, *_SCRIPT):
         return False
     file = getattr(module, "__file__", None)
     places = [file] if file else list(getattr(module, "__path__", ()))  # a package without __init__.py has no file

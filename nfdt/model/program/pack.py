@@ -11,10 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
+import numpy as np
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError, PolicyRefused
 from nfdt.model.backends.contract import current
+from nfdt.model.backends.variables import values_of
 from nfdt.model.keras_internals.models import flatten_layers, require_compiled, serialization_lib
 from nfdt.model.keras_internals.training import seeded
 from nfdt.model.program.attributes import Attributes, runs_eagerly
@@ -43,13 +45,7 @@ from nfdt.model.program.optimizer import (
 )
 from nfdt.model.program.policy import check_policy
 from nfdt.model.program.state import dump_state
-from nfdt.model.program.untrained import (
-    describe_given,
-    describe_outside,
-    describe_untrained,
-    no_changes,
-    values_of,
-)
+from nfdt.model.program.untrained import describe_given, describe_untrained, describe_variable
 
 logger = logging.getLogger(__name__)
 
@@ -75,10 +71,6 @@ class PackedProgram:
     fixed: tuple[Any, ...] = ()
     functions: tuple[Any, ...] = ()
     log_groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-    def manifest_bytes(self) -> bytes:
-        """Return the manifest in its stored form."""
-        return self.manifest.to_bytes()
 
 
 def pack(model: Any, sample_batch: Any, *, predicts: bool = False, sources: Sequence[str] = ()) -> PackedProgram:
@@ -109,10 +101,11 @@ def _pack_prepared(
     given = [*(member.path for member in outside if isinstance(member, Attributes)), *sources]
     manifest = manifest.replaced(untrained=[*manifest.untrained, *describe_given(given)])
     state = _store(artifacts, _dump_state(model, manifest, outside))
-    manifest = manifest.with_artifacts(
+    outputs = record_outputs(model, sample_batch, may_vary=manifest.is_code)
+    manifest = manifest.replaced(
         assets=save_assets(model, lambda data: _store(artifacts, data)),
         state=state,
-        check=_check(model, sample_batch, state, artifacts, may_vary=manifest.is_code),
+        check=None if outputs is None else {"state": state, "artifact": _store(artifacts, outputs)},
     )
     manifest = manifest.for_prediction() if predicts else manifest
     return replace(program, manifest=_normalized(manifest), outside=tuple(outside))
@@ -129,10 +122,11 @@ def _by_config(model: Any, sample_batch: Any) -> PackedProgram | None:
             config.pop("compile_config", None)  # the arguments of the last call
             compilation = describe_compilation(model)
             manifest = Manifest.of(config, compilation, describe_optimizer(model), _describe(model, sample_batch))
-    except CaptureError as error:
+        check_policy(manifest)
+    except (CaptureError, PolicyRefused) as error:
         logger.debug("%s has no configuration: %s", model.name, error)
         return None
-    return PackedProgram(manifest, {}, code=False) if not found.by_name and _is_allowed(manifest) else None
+    return None if found.by_name else PackedProgram(manifest, {}, code=False)
 
 
 def _by_value(model: Any, sample_batch: Any, local: Described | None) -> PackedProgram:
@@ -145,28 +139,23 @@ def _by_value(model: Any, sample_batch: Any, local: Described | None) -> PackedP
         compilation = describe_compilation(model, by_value=True)
         entries = describe_optimizer(model) if local is None else local_entries(model, local)
         manifest = Manifest.of(describe_layers(model), compilation, entries, _describe(model, sample_batch, local))
+    # By name, not by value: each shard makes an optimizer for its own variables from the configuration (decision 47).
     optimizers = {id(inner_optimizer(model)): INNER_OPTIMIZER, id(model.optimizer): OPTIMIZER} if local is None else {}
     pickled = dump_objects(model, optimizers, {id(variable) for variable in model.variables})
     custom = dump_objects(found.by_name)
-    manifest = manifest.with_code(
+    manifest = manifest.replaced(
+        kind="code",
         by_value=_store(artifacts, pickled.data),
         code=_store(artifacts, custom.data) if found.by_name else None,
         sources=digest_sources([*pickled.code, *custom.code]),
     )
     outside = pickled.variables
-    manifest = manifest.replaced(untrained=[*manifest.untrained, *describe_outside(outside)])
+    manifest = manifest.replaced(untrained=[*manifest.untrained, *map(describe_variable, outside)])
     known = {id(variable) for variable in outside}
     fixed = tuple(variable for variable in custom.variables if id(variable) not in known)
     return PackedProgram(
         manifest, artifacts, code=True, outside=tuple(outside), fixed=fixed, functions=tuple(pickled.code)
     )
-
-
-def _check(
-    model: Any, sample_batch: Any, state: str, artifacts: dict[str, bytes], *, may_vary: bool
-) -> dict[str, Any] | None:
-    recorded = record_outputs(model, sample_batch, may_vary=may_vary)
-    return None if recorded is None else {"state": state, "artifact": _store(artifacts, recorded)}
 
 
 def _prepare(
@@ -217,7 +206,7 @@ def _describe(model: Any, sample_batch: Any, local: Described | None = None) -> 
 
 
 def _tables(model: Any, layers: list[Any]) -> list[int]:
-    """Return the indices of embeddings whose gradient has only the rows that were looked up."""
+    """Return the indices of embeddings with gradients for the rows that were looked up only."""
     looked_up = {
         id(layer.embeddings)
         for layer in layers
@@ -254,10 +243,11 @@ def _globals() -> dict[str, Any]:
 
 def _dump_state(model: Any, manifest: Manifest, outside: Sequence[Any]) -> bytes:
     optimizer = [] if manifest.steps_on_workers else inner_optimizer(model).variables
+    no_changes = [np.zeros(0, np.uint8)] * len(manifest.sources_by_value)
     return dump_state(
         layout_of(model).flatten(values_of(model.trainable_variables)),
         dict(enumerate(values_of(optimizer))),
-        dict(enumerate([*values_of([*state_variables(model, manifest), *outside]), *no_changes(manifest)])),
+        dict(enumerate([*values_of([*state_variables(model, manifest), *outside]), *no_changes])),
     )
 
 
@@ -265,14 +255,6 @@ def _store(artifacts: dict[str, bytes], data: bytes) -> str:
     name = hashlib.sha256(data).hexdigest()
     artifacts[name] = data
     return name
-
-
-def _is_allowed(manifest: Manifest) -> bool:
-    try:
-        check_policy(manifest)
-    except PolicyRefused:
-        return False
-    return True
 
 
 def _normalized(manifest: Manifest) -> Manifest:

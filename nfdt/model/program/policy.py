@@ -1,7 +1,7 @@
-"""Allow-list for programs without code, checked before Keras reads the configuration.
+"""Allow-list for programs without code, checked before Keras reads their configuration.
 
-Keras' ``safe_mode`` is no security boundary. Every class and function in a configuration must therefore be a public
-one of Keras of a kind used in training, and must not run code, load files or wrap other frameworks.
+Keras' ``safe_mode`` is no security boundary. Every class and function that a configuration names must therefore be a
+public one of Keras, be of a kind used in training, and not run code, load files or wrap other frameworks.
 """
 
 from __future__ import annotations

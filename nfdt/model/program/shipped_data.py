@@ -1,6 +1,6 @@
-"""A data source of the user's script, pickled by value and loaded where its batches are read.
+"""A data source of the user's script, pickled by value, and loaded where its batches are read.
 
-Large arrays that the source holds are artifacts of their own: every process of a machine maps the same file.
+Large arrays in the source are separate artifacts, so that all processes of a machine map the same file.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def dump_source(source: Any) -> ShippedSource:
 
 
 def dump_changed(source: Any, before: ShippedSource, unchanged: Callable[[Array], bool]) -> bytes:
-    """Pickle a source again, which :func:`load_source` loads with the arrays of before.
+    """Pickle a source again, such that :func:`load_source` finds unchanged arrays among the earlier ones.
 
     Args:
         source: The source.

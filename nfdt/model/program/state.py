@@ -1,4 +1,4 @@
-"""The complete changing state of a job as one safetensors file.
+"""Everything in a job that training changes, as one safetensors file.
 
 ========================  ==========================================================================
 name                      content
@@ -19,12 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from nfdt.core.arrays.safetensors_io import dump_arrays, dump_parts, load_arrays
+from nfdt.core.arrays.layout import Array
+from nfdt.core.arrays.safetensors_io import dump_parts, load_arrays
 from nfdt.core.errors import ProtocolError
-
-Array = npt.NDArray[Any]
 
 WEIGHTS = "weights"
 METRICS = "metrics"
@@ -35,7 +33,7 @@ GROUPS = ("optimizer", "untrained")
 class State:
     """Weights, shape ``(P,)`` float32, the optimizer's and untrained variables by index, and the metrics' state."""
 
-    weights: npt.NDArray[np.float32]
+    weights: Array
     optimizer: dict[int, Array] = field(default_factory=dict)
     untrained: dict[int, Array] = field(default_factory=dict)
     metrics: bytes = b""
@@ -43,23 +41,19 @@ class State:
 
 def dump_state(weights: Any, optimizer: Mapping[int, Any], untrained: Mapping[int, Any], metrics: bytes = b"") -> bytes:
     """Encode the state as safetensors; see the module's table."""
-    return dump_arrays(_named(weights, optimizer, untrained, metrics))
+    return b"".join(dump_state_parts(weights, optimizer, untrained, metrics))
 
 
 def dump_state_parts(
     weights: Any, optimizer: Mapping[int, Any], untrained: Mapping[int, Any], metrics: bytes = b""
 ) -> list[bytes | memoryview]:
     """Return the bytes of :func:`dump_state` as parts without copies; see ``safetensors_io.dump_parts``."""
-    return dump_parts(_named(weights, optimizer, untrained, metrics))
-
-
-def _named(weights: Any, optimizer: Mapping[int, Any], untrained: Mapping[int, Any], metrics: bytes) -> dict[str, Any]:
     named = {WEIGHTS: np.asarray(weights, np.float32).reshape(-1)}
     for group, members in zip(GROUPS, (optimizer, untrained), strict=True):
         named.update({f"{group}/{index}": array for index, array in members.items()})
     if metrics:
         named[METRICS] = np.frombuffer(metrics, np.uint8)
-    return named
+    return dump_parts(named)
 
 
 def load_state(source: bytes | Path) -> State:

@@ -1,4 +1,4 @@
-"""Effects of one ``train_step``: the optimizers it applies, what it assigns to variables, and to Python objects."""
+"""Effects of one ``train_step`` on optimizers, variables and Python objects."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import keras
 import numpy as np
 
 from nfdt.core.errors import CaptureError
-from nfdt.model.backends.contract import as_tensors, current
 from nfdt.model.backends.recording import not_of_the_model
-from nfdt.model.keras_internals.training import filter_traceback, optimized_variables, variable_key
-from nfdt.model.program.dry_run import replaced_method, without_effects
+from nfdt.model.keras_internals.training import optimized_variables, variable_key
+from nfdt.model.program.dry_run import replaced_method, trace, without_effects
 from nfdt.model.program.optimizer import own_optimizers, unscaled
 
 logger = logging.getLogger(__name__)
@@ -91,7 +90,7 @@ def trace_step(model: Any, batch: Any) -> StepEffects:
             assigned = _assigned(variable.assign, place, effects.assigned)
             undo.enter_context(replaced_method(variable, "assign", assigned))
         undo.enter_context(replaced_method(model, "train_step", _with_groups(model.train_step, effects.groups)))
-        _run(model, as_tensors(batch))
+        trace(model, "train_step", batch)
     return effects
 
 
@@ -109,11 +108,6 @@ def _warned_of_changes(model: Any) -> Iterator[None]:
             model.name,
             ", ".join(changed),
         )
-
-
-@filter_traceback
-def _run(model: Any, batch: Any) -> None:
-    current().trace(model, "train_step", batch)
 
 
 def _recorded(model: Any, optimizer: Any, applied: list[Application]) -> Callable[..., None]:
@@ -172,10 +166,7 @@ def _refuse_optimizers_outside(model: Any) -> None:
     """Raise CaptureError if ``train_step`` names an optimizer of the script that is no attribute of the model."""
     own = {id(optimizer) for optimizer in own_optimizers(model)}
     step = inspect.unwrap(getattr(model.train_step, "__func__", model.train_step))
-    if not inspect.isfunction(step):
-        return
-    names = inspect.getclosurevars(step)
-    for name, value in {**names.globals, **names.nonlocals}.items():
+    for name, value in _outer_variables(step).items():
         if isinstance(value, keras.optimizers.Optimizer) and id(value) not in own:
             raise CaptureError(
                 f"{type(model).__name__} {model.name!r}: expected optimizers that are attributes of the model. "
@@ -186,11 +177,11 @@ def _refuse_optimizers_outside(model: Any) -> None:
 
 @contextmanager
 def python_effects(model: Any) -> Iterator[list[str]]:
-    """Find and undo what a run of ``train_step`` in the block changes.
+    """Find and undo what a run of ``train_step`` in the block changes in Python objects.
 
-    Attributes that are set, lists, dictionaries, sets and arrays that are changed, and variables that are bound anew
-    are found; changes inside of other objects are not. Not set back are a variable that is bound anew, and what a
-    container within another one held.
+    Finds attributes that are set, lists, dictionaries, sets and arrays that are modified, and variables that are
+    rebound; it does not look into other objects. Rebound variables, and the contents of a container within another
+    container, are not restored.
 
     Args:
         model: A model with a ``train_step`` of the script.
@@ -231,11 +222,17 @@ def _names_around(model: Any) -> dict[str, Any]:
 def _names_used(method: Any) -> dict[str, Any]:
     """Return the variables of the script with numbers, texts and containers that one of its methods uses, by name."""
     function = inspect.unwrap(method)
-    if not inspect.isfunction(function) or function.__module__.startswith("keras."):
+    is_own = inspect.isfunction(function) and not function.__module__.startswith("keras.")
+    found = _outer_variables(function) if is_own else {}
+    return {name: value for name, value in found.items() if isinstance(value, _PLAIN) or _contents(value) is not None}
+
+
+def _outer_variables(function: Any) -> dict[str, Any]:
+    """Return the global and enclosing variables that a function of Python reads, by name."""
+    if not inspect.isfunction(function):
         return {}
     names = inspect.getclosurevars(function)
-    found = {**names.globals, **names.nonlocals}
-    return {name: value for name, value in found.items() if isinstance(value, _PLAIN) or _contents(value) is not None}
+    return {**names.globals, **names.nonlocals}
 
 
 def changes_of_script(method: Any, run: Callable[[], object]) -> list[str]:
@@ -260,7 +257,7 @@ def _state(value: Any, depth: int = _DEPTH) -> Any:
 
 
 def _contents(value: Any) -> Any:
-    """Return a copy of what a container holds; None: it is no container."""
+    """Return a copy of a container; None for other objects."""
     if isinstance(value, list | dict | set):
         return value.copy()
     return value.copy() if isinstance(value, np.ndarray) and value.nbytes <= MOST else None

@@ -1,4 +1,4 @@
-"""Conversion of a program to a compiled Keras model with its weights."""
+"""Conversion of a program to a compiled Keras model with weights."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ from nfdt.model.program.attributes import NAME as ATTRIBUTES
 from nfdt.model.program.attributes import Attributes
 from nfdt.model.program.building import blank_batch, build_model, load_assets
 from nfdt.model.program.code import load_code, load_with_variables
-from nfdt.model.program.compiling import compile_model
 from nfdt.model.program.forward_check import check_outputs
 from nfdt.model.program.local_optimizers import build_local_optimizers, state_variables
 from nfdt.model.program.manifest import GIVEN, Manifest
 from nfdt.model.program.optimizer import INNER_OPTIMIZER, OPTIMIZER, inner_optimizer, set_attributes, unscaled
 from nfdt.model.program.policy import check_policy
-from nfdt.model.program.state import State, load_state
+from nfdt.model.program.state import load_state
 from nfdt.model.program.untrained import path_of
+
+_DIFFERENT = (
+    "The model builds differently here than in the script; a constructor that depends on something outside of "
+    "get_config() does that."
+)
 
 
 def unpack(manifest: Manifest, read: Callable[[str], bytes], *, allow_code: bool) -> Any:
@@ -68,6 +72,7 @@ def unpack_with_variables(
     if ATTRIBUTES in program.given:
         outside.append(Attributes(model))
     load(model, program, read, outside)
+    # A model that was built differently would train without an error.
     check_outputs(model, manifest, read)
     return model, outside
 
@@ -81,7 +86,27 @@ def load(model: Any, manifest: Manifest, read: Callable[[str], bytes], outside: 
         read: Returns an artifact's bytes by its sha256.
         outside: Variables that the program has besides the model's.
     """
-    _load(model, manifest, load_state(read(manifest.state)), outside)
+    state, layout = load_state(read(manifest.state)), manifest.layout
+    _check_shapes("trainable", [slot.shape for slot in layout.slots], model.trainable_variables)
+    of_model = state_variables(model, manifest)
+    untrained = [*of_model, *outside]
+    entries = [tuple(u["shape"]) for u in manifest.untrained if u["rule"] != GIVEN]
+    _check_shapes("untrained", entries, [v for v in untrained if not isinstance(v, Attributes)])
+    for variable, slot, value in zip(
+        model.trainable_variables, layout.slots, layout.unflatten(state.weights), strict=True
+    ):
+        set_path(variable, slot.name)  # Keras builds a model from its configuration under other paths
+        variable.assign(value)
+    for index, variable in enumerate(untrained):
+        if index < len(of_model):
+            set_path(variable, manifest.untrained[index]["path"])
+        if index in state.untrained:
+            variable.assign(state.untrained[index])
+    for layer in flatten_layers(model):
+        if isinstance(layer, keras.layers.Normalization):
+            layer.finalize_state()  # the layer computes with a copy of its variables
+    if 0 in state.optimizer and state.optimizer[0].shape == () and not manifest.steps_on_workers:
+        inner_optimizer(model).variables[0].assign(np.asarray(state.optimizer[0]))  # iterations, read by train_step
 
 
 def _build_from_config(program: Manifest) -> Any:
@@ -90,7 +115,8 @@ def _build_from_config(program: Manifest) -> Any:
     model = serialization_lib.deserialize_keras_object(program.model, safe_mode=not program.is_code)
     if not isinstance(model, keras.Model):
         raise ProtocolError(f"Program: expected a model. Received: {type(model).__name__}.")
-    compile_model(model, program, safe_mode=not program.is_code)
+    arguments = serialization_lib.deserialize_keras_object(program.compile_config, safe_mode=not program.is_code)
+    keras.Model.compile(model, **arguments, auto_scale_loss=False)  # its optimizer is wrapped already, where necessary
     return model
 
 
@@ -112,39 +138,16 @@ def _set_globals(settings: Mapping[str, Any]) -> None:
 
 def _set_trainable(model: Any, program: Manifest) -> None:
     """Freeze what is frozen in the user's model: outer layers first, because freezing a layer freezes inner ones."""
-    layers = flatten_layers(model)
-    _require_equal("layers", len(program.trainable_layers), len(layers))
-    for layer, flag in zip(layers, program.trainable_layers, strict=True):
-        if layer.trainable != flag:
-            layer.trainable = flag
-    _require_equal("variables", len(program.trainable_variables), len(model.variables))
-    for variable, flag in zip(model.variables, program.trainable_variables, strict=True):
-        if variable.trainable != flag:
-            variable.trainable = flag
+    _set_flags("layers", flatten_layers(model), program.trainable_layers)
+    _set_flags("variables", model.variables, program.trainable_variables)
 
 
-def _load(model: Any, program: Manifest, state: State, outside: Sequence[Any]) -> None:
-    layout = program.layout
-    _check_shapes("trainable", [slot.shape for slot in layout.slots], model.trainable_variables)
-    of_model = state_variables(model, program)
-    untrained = [*of_model, *outside]
-    entries = [tuple(u["shape"]) for u in program.untrained if u["rule"] != GIVEN]
-    _check_shapes("untrained", entries, [v for v in untrained if not isinstance(v, Attributes)])
-    for variable, slot, value in zip(
-        model.trainable_variables, layout.slots, layout.unflatten(state.weights), strict=True
-    ):
-        set_path(variable, slot.name)  # Keras builds a model from its configuration under other paths
-        variable.assign(value)
-    for index, variable in enumerate(untrained):
-        if index < len(of_model):
-            set_path(variable, program.untrained[index]["path"])
-        if index in state.untrained:
-            variable.assign(state.untrained[index])
-    for layer in flatten_layers(model):
-        if isinstance(layer, keras.layers.Normalization):
-            layer.finalize_state()  # the layer computes with a copy of its variables
-    if 0 in state.optimizer and state.optimizer[0].shape == () and not program.steps_on_workers:
-        inner_optimizer(model).variables[0].assign(np.asarray(state.optimizer[0]))  # iterations, read by train_step
+def _set_flags(what: str, objects: Sequence[Any], flags: Sequence[bool]) -> None:
+    if len(objects) != len(flags):
+        raise ShapeMismatch(f"Program: expected a model of {len(flags)} {what}. Received: {len(objects)}. {_DIFFERENT}")
+    for obj, flag in zip(objects, flags, strict=True):
+        if obj.trainable != flag:
+            obj.trainable = flag
 
 
 def _check_shapes(kind: str, expected: Sequence[tuple[int, ...]], variables: Sequence[Any]) -> None:
@@ -154,14 +157,5 @@ def _check_shapes(kind: str, expected: Sequence[tuple[int, ...]], variables: Seq
     different = [f"{path_of(v)} {r}" for v, r, e in zip(variables, received, expected, strict=False) if r != e]
     raise ShapeMismatch(
         f"Program: expected {len(expected)} {kind} variables of the shapes it names. Received: {len(received)}, the "
-        f"first that differs: {next(iter(different), 'none')}. The model builds differently here than in the script; "
-        "a constructor that depends on something outside of get_config() does that."
+        f"first that differs: {next(iter(different), 'none')}. {_DIFFERENT}"
     )
-
-
-def _require_equal(what: str, expected: int, received: int) -> None:
-    if expected != received:
-        raise ShapeMismatch(
-            f"Program: expected a model of {expected} {what}. Received: {received}. The model builds differently here "
-            "than in the script; a constructor that depends on something outside of get_config() does that."
-        )

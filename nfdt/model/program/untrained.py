@@ -1,4 +1,4 @@
-"""Untrained variables of a model, and the rules by which each is merged when several workers have changed it."""
+"""Untrained variables of a model, and the rule by which each is merged after several workers have changed it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
 from nfdt.model.keras_internals.models import flatten_layers
-from nfdt.model.program.manifest import GIVEN, Manifest
+from nfdt.model.program.manifest import GIVEN
 
 SEED_STATE = "seed_generator_state"
 
 
 def carrying_layers(model: Any) -> list[Any]:
-    """Return the recurrent layers with ``stateful=True``, whose batches begin with the state that the last one left."""
+    """Return the recurrent layers with ``stateful=True``, which carry their state from batch to batch."""
     return [layer for layer in flatten_layers(model) if isinstance(layer, keras.layers.RNN) and layer.stateful]
 
 
@@ -32,16 +31,11 @@ def describe_untrained(model: Any) -> list[dict[str, Any]]:
     their worker, integers take the maximum, all other floats the mean.
     """
     decays = _moving_statistics(model)
-    return [_describe(variable, decays.get(id(variable))) for variable in untrained_variables(model)]
-
-
-def describe_outside(variables: Sequence[Any]) -> list[dict[str, Any]]:
-    """Describe variables that a program has besides the model's, such as those in a loss."""
-    return [_describe(variable, None) for variable in variables]
+    return [describe_variable(variable, decays.get(id(variable))) for variable in untrained_variables(model)]
 
 
 def describe_given(names: Sequence[str]) -> list[dict[str, Any]]:
-    """Describe what only the script changes, and is no variable. The value of each is bytes; none: as it was sent.
+    """Describe what only the script changes, and is not a variable. Each value is bytes, empty until it changes.
 
     Args:
         names: ``attributes`` of the model; or ``train``, ``validation``: the field of the job's specification that
@@ -50,17 +44,13 @@ def describe_given(names: Sequence[str]) -> list[dict[str, Any]]:
     return [{"path": name, "shape": [0], "dtype": "uint8", "decay": None, "rule": GIVEN} for name in names]
 
 
-def no_changes(manifest: Manifest) -> list[np.ndarray[Any, Any]]:
-    """Return the initial values of the entries of :func:`describe_given` in a program."""
-    return [np.zeros(0, np.uint8) for name in manifest.sources_by_value]
-
-
 def path_of(variable: Any) -> str:
     """Return the name of a variable of Keras, or of its backend, for messages."""
     return str(getattr(variable, "path", None) or variable.name)
 
 
-def _describe(variable: Any, decay: float | None) -> dict[str, Any]:
+def describe_variable(variable: Any, decay: float | None = None) -> dict[str, Any]:
+    """Return path, shape, dtype and merge rule of a variable; ``decay``: that of a moving average."""
     dtype = keras.backend.standardize_dtype(variable.dtype)
     described = {"path": path_of(variable), "shape": [int(n) for n in variable.shape], "dtype": dtype, "decay": decay}
     if decay is not None:
@@ -76,8 +66,3 @@ def _moving_statistics(model: Any) -> dict[int, float]:
         if isinstance(layer, keras.layers.BatchNormalization) and layer.built:
             found.update({id(v): float(layer.momentum) for v in (layer.moving_mean, layer.moving_variance)})
     return found
-
-
-def values_of(variables: Any) -> list[np.ndarray[Any, Any]]:
-    """Return the variables' values as NumPy arrays."""
-    return [np.asarray(variable.numpy()) for variable in variables]

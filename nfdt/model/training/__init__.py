@@ -1,1 +1,1 @@
-"""Code of a training step, for every kind of worker."""
+"""Data, steps, metrics and untrained state of a model in a process that trains it."""

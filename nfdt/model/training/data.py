@@ -1,4 +1,4 @@
-"""Training data without Keras: arrays in ``.npy`` files, batches in messages, rows of arrays by index."""
+"""Training data without Keras: ``.npy`` files, encoded batches, and batches of rows by index."""
 
 from __future__ import annotations
 
@@ -7,31 +7,14 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from nfdt.core.arrays.layout import RowSelection
+from nfdt.core.arrays.layout import Array, RowSelection
 from nfdt.core.arrays.pytree import KINDS, as_array, flatten_structure, rebuild
 from nfdt.core.errors import ProtocolError, UsageError
-
-__all__ = [
-    "ArraySource",
-    "as_array",
-    "count_rows",
-    "decode_batch",
-    "decode_npy",
-    "encode_batch",
-    "encode_npy",
-    "flatten_structure",
-    "open_npy",
-    "rebuild",
-    "write_npy",
-]
-
-Array = npt.NDArray[Any]
 
 _ALIGNMENT = 64
 _LENGTH_BYTES = 8
@@ -64,11 +47,6 @@ def decode_npy(data: bytes) -> Array:
     except (ValueError, TypeError) as error:
         raise ProtocolError(f"Array: expected an .npy file. Received something else: {error}") from None
     return array.T if fortran else array
-
-
-def open_npy(path: Path) -> Array:
-    """Open an ``.npy`` file as a memory-mapped, read-only array; never unpickles."""
-    return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
 def encode_batch(tree: Any) -> bytes:
@@ -124,7 +102,7 @@ def _view(memory: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> A
 
 @runtime_checkable
 class RowArray(Protocol):
-    """An array whose rows are somewhere else."""
+    """An array whose rows are on another machine."""
 
     shape: tuple[int, ...]
     ndim: int
@@ -165,7 +143,7 @@ class BatchSource(ABC):
         """Return the pytree of these rows."""
 
     def prefetch(self, rows: Sequence[RowSelection]) -> None:
-        """Prepare the batches of these rows, which will be needed in this order; forget all others."""
+        """Prepare the batches of these rows, which are needed next in this order; discard all others."""
         return
 
     def begin_epoch(self, epoch: int, first: int) -> None:

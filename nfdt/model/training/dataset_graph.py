@@ -10,7 +10,7 @@ Each worker runs the graph on the rows that it takes. A row is an element of the
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -76,7 +76,6 @@ class DatasetHeader(_HeaderPart):
 class DatasetGraph(_HeaderPart):
     """A header and a serialized ``GraphDef``."""
 
-    kind: Literal["dataset"] = "dataset"
     header: DatasetHeader
     graph: bytes = Field(repr=False)
 

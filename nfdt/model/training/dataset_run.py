@@ -1,8 +1,9 @@
-"""A run of a dataset's graph on the rows that this process takes."""
+"""Executes the graph of a dataset on the rows that this process takes."""
 
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import secrets
 import socket
@@ -19,10 +20,10 @@ from nfdt.core.order import sample_order
 from nfdt.model.training.dataset_graph import DatasetGraph, DatasetHeader, SourceHeader, read_element
 
 Take = Callable[[int, int, int], tuple[int, int] | None]
-"""Returns rows [begin, end) of an iteration and a pass, which belong to this process; the third argument counts."""
+"""Takes rows for this process, given an iteration, a pass, and how many it has taken; returns [begin, end) or None."""
 
 
-_PASSES = 2**32
+_PASSES = 2**32  # more than an iteration has, so that no two passes have the same number
 
 
 def order_of_pass(header: DatasetHeader, seed: int, iteration: int, pass_index: int) -> Array:
@@ -113,7 +114,7 @@ class DatasetRun:
         return iter(dataset)
 
     def _source(self, source: SourceHeader, splits: _Splits) -> Any:
-        """Return a dataset of the rows that this worker takes, whose elements are the source's."""
+        """Return a dataset with the source's elements for the rows that this worker takes."""
         components = self._components(source)
         passes = iter(range(2**62))
 
@@ -128,6 +129,7 @@ class DatasetRun:
         one = np.zeros(1, np.int64)
         specs = [component(one + self._header.first) for component in components]
         signature = tuple(tf.TensorSpec((None, *spec.shape[1:]), tf.as_dtype(spec.dtype)) for spec in specs)
+        # Rows come from the coordinator, which gives each row of an iteration to one worker (decision 32).
         chunked = tf.data.Dataset.from_generator(chunks, output_signature=signature)
         return chunked.flat_map(lambda *parts: tf.data.Dataset.from_tensor_slices(parts))
 
@@ -138,7 +140,7 @@ class DatasetRun:
         found: list[Callable[[Array], Any]] = []
         for place, node in zip(source.arrays, source.texts, strict=True):
             array = self._text(node) if place < 0 else self._arrays[place]
-            found.append(functools.partial(_rows_of, array))
+            found.append(functools.partial(operator.getitem, array))
         return found
 
     def _text(self, name: str) -> Any:
@@ -147,10 +149,6 @@ class DatasetRun:
         while node.op == "Identity":
             node = nodes[node.input[0].partition(":")[0]]
         return tf.io.parse_tensor(node.attr["value"].tensor.SerializeToString(), tf.string).numpy()
-
-
-def _rows_of(array: Any, rows: Array) -> Any:
-    return array[rows]
 
 
 def _seed_apart(graph: Any, number: int) -> None:

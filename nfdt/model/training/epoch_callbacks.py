@@ -1,6 +1,6 @@
 """Keras' own callbacks of a detached job, called at the end of an epoch on a worker.
 
-The callbacks live for one call: their attributes are part of the job's state, so that any worker can go on with them.
+Callbacks are created for each call: their attributes are part of the job's state, so that any worker can continue.
 They see a model without weights. Its weights are represented by the number of the epoch that has ended, which a
 callback stores, and gives back in order to restore them; the server has the weights of that epoch.
 """

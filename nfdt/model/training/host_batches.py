@@ -1,4 +1,4 @@
-"""Batches of the user's own iterators and datasets as pytrees of arrays on the host: dense, sparse or ragged."""
+"""Conversion of batches from the user's iterators and datasets to arrays on the host: dense, sparse or ragged."""
 
 from __future__ import annotations
 

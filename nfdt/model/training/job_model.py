@@ -1,4 +1,4 @@
-"""The model part of a worker of a job, for every kind of worker: model, untrained state, data, metrics."""
+"""What every kind of worker has of a job: the model, its untrained state, data and metrics."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from nfdt.model.program.optimizer import inner_optimizer
 from nfdt.model.training import data
 from nfdt.model.training.data import BatchSource
 from nfdt.model.training.epoch_callbacks import SCHEDULE, EpochCallbacks, EpochEnd
-from nfdt.model.training.graph_source import GraphSource
+from nfdt.model.training.graph_source import GraphSource, RowTaker
 from nfdt.model.training.metrics import ModelMetrics
-from nfdt.model.training.sources import RowTaker, changeable, open_source
+from nfdt.model.training.sources import changeable, open_source
 from nfdt.model.training.untrained_state import UntrainedState
 
 
@@ -95,24 +95,12 @@ class JobModel:
         others = [*optimizers, *self._outside, *self._sources]
         return UntrainedState(self.model, self.manifest.untrained_rules, worker=number, others=others)
 
-    def take_untrained(self, encoded: bytes) -> None:
+    def load_untrained(self, encoded: bytes) -> None:
         """Replace the untrained state, unless ``encoded`` is empty."""
         if encoded:
-            self.untrained.take(encoded)
+            self.untrained.load(encoded)
 
     # ---- data
-
-    def _check_order(self, crc: int) -> None:
-        """Compare the first sample order with the server's.
-
-        Raises:
-            ProtocolError: the orders differ.
-        """
-        if crc and crc != order_crc(self._order(0)):
-            raise ProtocolError(
-                f"{self._owner()}: this machine's NumPy {np.__version__} draws another sample order than the "
-                "server's. Install the same NumPy version on both."
-            )
 
     def begin_epoch(self, begin: ins.BeginEpoch) -> None:
         """Check the sample order, take the untrained state, and begin the epoch of metrics and data.
@@ -120,9 +108,13 @@ class JobModel:
         Raises:
             ProtocolError: this machine draws another sample order than the server's.
         """
-        self._check_order(begin.order_crc)
+        if begin.order_crc and begin.order_crc != order_crc(self._order(0)):
+            raise ProtocolError(
+                f"{self._owner()}: this machine's NumPy {np.__version__} draws another sample order than the "
+                "server's. Install the same NumPy version on both."
+            )
         self.metrics.reset()
-        self.take_untrained(begin.untrained)
+        self.load_untrained(begin.untrained)
         if self.train is not None:
             self.train.begin_epoch(begin.epoch, self.spec.fit.initial_epoch)
         if isinstance(self.train, GraphSource):
@@ -143,7 +135,7 @@ class JobModel:
             self.train.end_epoch()
 
     def prefetch(self, source: BatchSource | None, tasks: Sequence[Task]) -> None:
-        """Prepare the batches of these tasks, which will be needed in this order, and those of the next round."""
+        """Prepare the batches of these tasks, in this order, and those of the next round."""
         if source is not None:
             ahead = [*tasks, *map(self._in_next_round, tasks[-1:])]
             source.prefetch(

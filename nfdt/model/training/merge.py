@@ -25,12 +25,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from nfdt.core.arrays.layout import Array
 from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 
-Array = npt.NDArray[Any]
 WorkerState = tuple[int, int, Sequence[Array]]
 
 LARGE_BYTES = 2**16
@@ -56,7 +55,7 @@ def merge_untrained(
         ShapeMismatch: a worker sent another number of variables, or another shape.
     """
     for index, _, arrays in states:
-        _check_shapes(f"worker {index}", [np.shape(b) for b in base], arrays)
+        _check_shapes(index, [np.shape(b) for b in base], [np.shape(a) for a in arrays])
     active = sorted((s for s in states if s[1] > 0), key=lambda s: s[0])
     if not active:
         return [np.asarray(b) for b in base]
@@ -143,10 +142,9 @@ def _mean(base: Array, values: list[Array], steps: list[int]) -> Array:
     return base + sum(share * (v - base) for share, v in zip(shares, values, strict=True))
 
 
-def _check_shapes(who: str, shapes: Sequence[tuple[int, ...]], arrays: Sequence[Array]) -> None:
-    received = [np.shape(a) for a in arrays]
-    if received != list(shapes):
+def _check_shapes(worker: int, expected: list[tuple[int, ...]], received: list[tuple[int, ...]]) -> None:
+    if received != expected:
         raise ShapeMismatch(
-            f"Untrained state of {who}: expected {len(shapes)} variables of shapes {list(shapes)[:8]}. "
+            f"Untrained state of worker {worker}: expected {len(expected)} variables of shapes {expected[:8]}. "
             f"Received: {len(received)} of shapes {received[:8]}. It runs another model; restart it."
         )

@@ -21,12 +21,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from nfdt.core.arrays.layout import Array
 from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
 from nfdt.core.errors import ShapeMismatch
 
-Array = npt.NDArray[Any]
 MetricArrays = Mapping[str, Array]
 
 VARIABLES = ("sum", "mean", "each")
@@ -71,7 +70,7 @@ def variable_shapes(state: MetricArrays) -> dict[str, tuple[int, ...]]:
 
 
 def _having(states: Sequence[MetricArrays], name: str) -> list[MetricArrays]:
-    """Return the states that contain the name; of logs, whose shapes may differ, those shaped like the first."""
+    """Return the states that contain a name; of logs, which may differ in shape, only those shaped like the first."""
     log = LOG + name.partition("/")[2] if name.startswith((LOG, SAMPLES)) else name
     having = [state for state in states if log in state]
     return [state for state in having if log is name or state[log].shape == having[0][log].shape]

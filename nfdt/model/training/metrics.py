@@ -7,14 +7,14 @@ from typing import Any
 
 import keras
 import numpy as np
-import numpy.typing as npt
 
+from nfdt.core.arrays.layout import Array
 from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
 from nfdt.core.errors import CaptureError, ShapeMismatch
+from nfdt.model.backends.variables import assign_values, values_of
 from nfdt.model.program.compiling import leaf_metrics, merges_itself
 from nfdt.model.training.metric_states import EACH, LOG, MEAN, SAMPLES, own_logs, variable_shapes
 
-Array = npt.NDArray[Any]
 LogValue = float | list[Any]
 
 
@@ -47,14 +47,16 @@ class ModelMetrics:
 
         The metrics keep their values. The state is empty without a step since the reset.
         """
-        if not self._steps:
+        if not self._steps:  # metrics that create their variables at the first update have none yet
             return b""
-        held = self._read()
+        named = self._named_variables()
+        held = values_of(named.values())
+        # A state has what was gained since the reset: gains of several workers add up, values do not (decision 21).
         self._model.reset_metrics()
         state: dict[str, Array] = {"steps": np.asarray(self._steps, np.int64)}
-        for name, variable, value in self._rules(held):
-            state[name] = _gain(name, value, _value(variable), self._steps)
-            variable.assign(value)
+        for name, value, base in zip(named, held, values_of(named.values()), strict=True):
+            state[name] = _gain(name, value, base, self._steps)
+        assign_values(named.values(), held)
         for name, log in self._logs.items():
             state[LOG + name] = np.asarray(log, np.float64) * self._samples
             state[SAMPLES + name] = np.asarray(self._samples, np.float64)
@@ -109,34 +111,27 @@ class ModelMetrics:
         validated = self.logs(validation, {}) if validation else None
         return {"logs": self.logs(state, running), "val_logs": validated}
 
-    def _read(self) -> list[Array]:
-        return [_value(variable) for variable in self._model.metrics_variables]
-
-    def _rules(self, values: Sequence[Array]) -> Iterator[tuple[str, Any, Array]]:
-        """Yield the name in a state, the variable and the value of each metric variable."""
-        at = 0
-        for metric in leaf_metrics(self._model):
-            for variable in metric.variables:
-                yield f"{_rule(metric, variable)}/{at}", variable, values[at]
-                at += 1
+    def _named_variables(self) -> dict[str, Any]:
+        """Return the metric variables by their names in a state."""
+        pairs = [(metric, variable) for metric in leaf_metrics(self._model) for variable in metric.variables]
+        return {f"{_rule(metric, variable)}/{i}": variable for i, (metric, variable) in enumerate(pairs)}
 
     def _load(self, state: Mapping[str, Array]) -> None:
         """Add a state to metrics that were just reset."""
-        named = {name: (variable, base) for name, variable, base in self._rules(self._read())}
-        expected = {name: base.shape for name, (_, base) in named.items()}
+        named = self._named_variables()
+        bases = values_of(named.values())
+        expected = {name: base.shape for name, base in zip(named, bases, strict=True)}
         if expected != (received := variable_shapes(state)):
             raise ShapeMismatch(
                 f"Metrics: expected the variables {expected}. Received: {received}. The sender runs another model."
             )
-        for name, (variable, base) in named.items():
+        for (name, variable), base in zip(named.items(), bases, strict=True):
             if not name.startswith(EACH):
                 variable.assign(_moved(name, base, state[name], int(state["steps"])))
-        at = 0
+        names = {id(variable): name for name, variable in named.items()}
         for metric in leaf_metrics(self._model):
-            count = len(metric.variables)
             if merges_itself(metric):
-                _merge(metric, [state[f"{EACH}{index}"] for index in range(at, at + count)])
-            at += count
+                _merge(metric, [state[names[id(variable)]] for variable in metric.variables])
 
     def _results(self) -> dict[str, Array]:
         return dict(_flat(self._model.get_metrics_result()))
@@ -165,8 +160,7 @@ def _merge(metric: Any, rows: Sequence[Array]) -> None:
     """Assign the first row of each variable to a metric, and merge metrics with the other rows into it."""
     others = [_twin(metric, {}) for _ in range(1, len(rows[0]) if rows else 0)]
     for index, holder in enumerate([metric, *others]):
-        for variable, row in zip(holder.variables, rows, strict=True):
-            variable.assign(row[index])
+        assign_values(holder.variables, [row[index] for row in rows])
     if others:
         metric.merge_state(others)
 
@@ -181,7 +175,7 @@ def _twin(value: Any, twins: dict[int, Any]) -> Any:
     if id(value) in twins:
         return twins[id(value)]
     if isinstance(value, keras.Variable):
-        twins[id(value)] = keras.Variable(_value(value), dtype=value.dtype, trainable=False, name=value.name)
+        twins[id(value)] = keras.Variable(value.numpy(), dtype=value.dtype, trainable=False, name=value.name)
     elif isinstance(value, keras.metrics.Metric):
         twins[id(value)] = twin = object.__new__(type(value))
         vars(twin).update({name: _twin(each, twins) for name, each in vars(value).items()})
@@ -213,7 +207,3 @@ def _same(one: Array, other: Array | None) -> bool:
 
 def _plain(array: Array) -> LogValue:
     return float(array) if array.ndim == 0 else array.tolist()
-
-
-def _value(variable: Any) -> Array:
-    return np.asarray(variable.numpy())

@@ -1,4 +1,4 @@
-"""Trainings in this process to compare with: from the state of a new process, and timed by epochs."""
+"""Plain Keras training in this process, for comparison: a fresh start, and a timer of epochs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def reset_keras(seed: int) -> None:
 
 
 class EpochTimer(keras.callbacks.Callback):
-    """Callback that takes the seconds of epochs after the first, which compiles, and stops the training in time."""
+    """Measures the epochs after the first, which compiles, and stops the training before it exceeds a budget."""
 
     def __init__(self, clock: Clock, budget_s: float) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class EpochTimer(keras.callbacks.Callback):
         self.seconds: list[float] = []
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Take the time."""
+        """Start the measurement of an epoch."""
         self._began = self._clock.now()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -1,54 +1,27 @@
-"""The user's own ``predict_step`` as a function of weights and batch, and the outputs of several batches as bytes."""
+"""Outputs of the user's own ``predict_step`` for several batches, as bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 
 from nfdt.core.arrays.layout import Array
 from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
-from nfdt.core.errors import CaptureError, ProtocolError
+from nfdt.core.errors import ProtocolError
 
 OUTPUT_BYTES = 8 * 2**20
 """Size of an answer after which a worker predicts no further batch before it sends it."""
 
 MAX_OUTPUT_BYTES = 48 * 2**20
-"""Size limit of the outputs of one batch, which travel in one message."""
+"""Size limit of the outputs of one batch, which travel in one message (decision 51)."""
+
+PredictStep = Callable[[Any, Any], list[Array]]
+"""A prediction step: the leaves of the outputs at flat weights, shape ``(P,)`` float32, for a batch."""
 
 Outputs = Mapping[int, Sequence[Array]]
 """Leaves of the outputs of each batch, by its first row."""
-
-
-class PredictStep:
-    """One prediction step of a model, whose outputs fit into a message.
-
-    Args:
-        run: Returns the leaves of the outputs for flat weights and a batch.
-    """
-
-    def __init__(self, run: Callable[[Any, Any], Sequence[Any]]) -> None:
-        self._run = run
-
-    def __call__(self, weights: Any, batch: Any) -> list[Array]:
-        """Return the leaves of the outputs for one batch.
-
-        Args:
-            weights: Flat weights, shape ``(P,)``, float32; copied.
-            batch: Argument of ``predict_step``.
-
-        Raises:
-            CaptureError: they exceed :data:`MAX_OUTPUT_BYTES`.
-        """
-        leaves = [keras.ops.convert_to_numpy(leaf) for leaf in self._run(weights, batch)]
-        if (size := sum(leaf.nbytes for leaf in leaves)) > MAX_OUTPUT_BYTES:
-            raise CaptureError(
-                f"predict: expected outputs of at most {MAX_OUTPUT_BYTES} bytes per batch. Received: {size} bytes. "
-                "Choose a smaller batch_size, or evaluate=False."
-            )
-        return leaves
 
 
 def dump_outputs(outputs: Outputs) -> bytes:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import random
-import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,11 +13,12 @@ from nfdt.core.arrays.layout import Array, RowSelection
 from nfdt.core.errors import UnreadableData
 from nfdt.core.specs.job import DataSpec, JobSpec
 from nfdt.model.keras_internals import data as keras_data
+from nfdt.model.keras_internals.training import seeded_globals
 from nfdt.model.program.shipped_data import load_source
 from nfdt.model.training import data
 from nfdt.model.training.dataset_graph import DatasetGraph
-from nfdt.model.training.dataset_run import Take
-from nfdt.model.training.graph_source import GraphSource
+from nfdt.model.training.dataset_run import check_files
+from nfdt.model.training.graph_source import GraphSource, RowTaker
 from nfdt.model.training.host_batches import as_batch
 
 
@@ -41,6 +38,7 @@ class IndexedSource(data.BatchSource):
         self._batches, self._seed = batches, seed
         self._use(dataset, class_weight)
         self._ahead = max(1, int(dataset.max_queue_size))
+        # Threads, also for ``use_multiprocessing``: a process that has started TensorFlow cannot be forked safely.
         self._pool = ThreadPoolExecutor(max(1, int(dataset.workers)), thread_name_prefix="dataset")
         self._reading: dict[int, Future[Any]] = {}
         self._wanted: deque[int] = deque()
@@ -52,7 +50,7 @@ class IndexedSource(data.BatchSource):
         self._standardize = keras_data.batch_standardizer(dataset, class_weight)
 
     def replace(self, dataset: Any, class_weight: Any) -> None:
-        """Read the batches of another dataset from now on; what was read ahead is forgotten."""
+        """Read from another dataset from now on; discard what was read ahead."""
         self._stop()
         self._use(dataset, class_weight)
 
@@ -87,7 +85,7 @@ class IndexedSource(data.BatchSource):
         return future.result()
 
     def prefetch(self, rows: Sequence[RowSelection]) -> None:
-        """Read these batches in the background, in this order, at most ``max_queue_size`` ahead; forget all others."""
+        """Read these batches in the background, in this order, at most ``max_queue_size`` ahead; discard all others."""
         wanted = [_index(r) for r in rows]
         for index in self._reading.keys() - set(wanted):
             self._reading.pop(index).cancel()
@@ -114,11 +112,14 @@ class IndexedSource(data.BatchSource):
             self._open = False
 
     def _hook(self, hook: Callable[[], Any], epoch: int, place: int) -> None:
-        with _seeded(self._seed, epoch, place):
+        """Call a hook with generators that are seeded alike in all copies of the dataset."""
+        # Many datasets shuffle their samples in a hook; copies that differ would lose samples (decision 30).
+        seed = np.random.SeedSequence((self._seed, epoch, place)).generate_state(1)[0]
+        with seeded_globals(int(seed)):
             hook()
 
     def _stop(self) -> None:
-        """Forget all batches, and wait until no thread reads."""
+        """Discard all batches, and wait until no thread reads."""
         self._wanted.clear()
         pending, self._reading = self._reading, {}
         wait([future for future in pending.values() if not future.cancel()])
@@ -133,7 +134,7 @@ class IndexedSource(data.BatchSource):
 
 
 class ChangeableSource:
-    """A dataset as a variable, through which the script changes it.
+    """A dataset in the form of a variable, whose assignments are changes that the script has made.
 
     The value is the pickle of the dataset and ``class_weight`` as bytes, shape ``(n,)`` uint8; n = 0: those of the job.
 
@@ -171,35 +172,6 @@ def _index(rows: RowSelection) -> int:
     return int(rows.start if isinstance(rows, slice) else rows[0])
 
 
-@contextmanager
-def _seeded(*numbers: int) -> Iterator[None]:
-    """Seed the global generators of Python and NumPy inside the block."""
-    python, numpy = random.getstate(), np.random.get_state()
-    seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
-    random.seed(seed)
-    np.random.seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-
-
-@dataclass(frozen=True)
-class RowTaker:
-    """Access of this process to the rows of a dataset.
-
-    Attributes:
-        number: Number of this process in the job.
-        take: Takes rows.
-        stopped: Set when the job is over for this process.
-    """
-
-    number: int
-    take: Take
-    stopped: threading.Event
-
-
 def open_source(
     spec: DataSpec | None,
     job: JobSpec,
@@ -231,10 +203,8 @@ def open_source(
         if rows is None:
             raise UnreadableData("this kind of worker cannot run a dataset")
         graph = DatasetGraph.from_bytes(read(spec.code or ""))
-        arrays = [open_array(name) for name in spec.arrays]
-        made = GraphSource(graph, arrays, job.fit.seed, rows.number, rows.take, rows.stopped)
-        made.check()
-        return made
+        check_files(graph.header)
+        return GraphSource(graph, [open_array(name) for name in spec.arrays], job.fit.seed, rows)
     dataset, class_weight = load_source(read(spec.code or ""), spec.arrays, open_array)
     source = IndexedSource(dataset, class_weight, spec.planned or 0, job.fit.seed)
     source.check()

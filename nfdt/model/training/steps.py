@@ -1,4 +1,4 @@
-"""Steps of a model on the backend that Keras has loaded, and a program's model with them, which other jobs may use."""
+"""Steps of a model on the loaded backend, and a model with its steps that later jobs of the program can use."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import numpy as np
 
-from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.arrays.layout import Array, ParameterLayout
 from nfdt.core.errors import CaptureError
 from nfdt.model.backends.contract import TrainingStep, current
 from nfdt.model.backends.lanes import BatchedStep
@@ -16,7 +17,7 @@ from nfdt.model.keras_internals.models import flatten_layers
 from nfdt.model.program.compiling import leaf_metrics, merges_itself, overrides
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.unpack import load
-from nfdt.model.training.predict import PredictStep
+from nfdt.model.training.predict import MAX_OUTPUT_BYTES, PredictStep
 
 EvaluationStep = Callable[[Any, Any], dict[str, Any]]
 """A step that updates the model's metrics: the logs of a batch, a pytree of arrays, at flat weights."""
@@ -57,7 +58,7 @@ def batched_step(step: TrainingStep) -> BatchedStep | None:
 
 
 def _add_up(model: Any) -> bool:
-    """Return whether what the metrics count for several batches is the sum of what they count for each."""
+    """Return whether the metrics of several batches together are the sums of the metrics of each."""
     metrics = leaf_metrics(model)
     variables = [variable for metric in metrics for variable in metric.variables]
     return (
@@ -73,8 +74,23 @@ def evaluation_step(model: Any, layout: ParameterLayout) -> EvaluationStep:
 
 
 def prediction_step(model: Any, layout: ParameterLayout) -> PredictStep:
-    """Return the prediction step of a compiled, built model."""
-    return PredictStep(current().call(model, layout, "predict_step"))
+    """Return the prediction step of a compiled, built model.
+
+    Raises:
+        CaptureError: (in the step) the outputs exceed :data:`MAX_OUTPUT_BYTES`.
+    """
+    run = current().call(model, layout, "predict_step")
+
+    def predict(weights: Any, batch: Any) -> list[Array]:
+        leaves = [keras.ops.convert_to_numpy(leaf) for leaf in run(weights, batch)]
+        if (size := sum(leaf.nbytes for leaf in leaves)) > MAX_OUTPUT_BYTES:
+            raise CaptureError(
+                f"predict: expected outputs of at most {MAX_OUTPUT_BYTES} bytes per batch. Received: {size} bytes. "
+                "Choose a smaller batch_size, or evaluate=False."
+            )
+        return leaves
+
+    return predict
 
 
 @dataclass(frozen=True)
@@ -97,6 +113,7 @@ class BuiltProgram:
 
     def serves(self, manifest: Manifest) -> bool:
         """Whether a job of this manifest can use the model: the programs differ in state and sample batch at most."""
+        # A model that was built without targets has no variables of metrics, and serves ``predict`` only (decision 51).
         return self.manifest.is_same_program(manifest) and (manifest.predicts or not self.manifest.predicts)
 
     def restart(self, manifest: Manifest, read: Callable[[str], bytes]) -> None:

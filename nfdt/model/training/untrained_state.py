@@ -1,4 +1,4 @@
-"""State of a worker besides its weights: BatchNorm statistics, seeds, counters, and what the script may change.
+"""State of a worker other than its weights: BatchNorm statistics, seeds, counters, and what the script may change.
 
 :mod:`nfdt.model.training.merge` merges the states of several workers.
 """
@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import ShapeMismatch
+from nfdt.model.backends.variables import assign_values, values_of
 from nfdt.model.program.untrained import untrained_variables
 from nfdt.model.training.merge import decode_arrays, encode_arrays, is_large
-
-Array = npt.NDArray[Any]
 
 
 class UntrainedState:
@@ -51,25 +50,23 @@ class UntrainedState:
                 f"Received: {len(self.variables)}."
             )
         if worker > 0:
-            for variable in self._of_rule("seed"):
-                variable.assign(fold_seed(_value(variable), worker))
+            seeds = [v for v, rule in zip(self.variables, self._rules, strict=True) if rule == "seed"]
+            assign_values(seeds, [fold_seed(seed, worker) for seed in values_of(seeds)])
         self._given = _digests(self.read())
-
-    def _of_rule(self, rule: str) -> list[Any]:
-        return [v for v, r in zip(self.variables, self._rules, strict=True) if r == rule]
 
     def read(self) -> list[Array]:
         """Return the values, in order."""
-        return [_value(variable) for variable in self.variables]
+        return values_of(self.variables)
 
     def encode(self) -> bytes:
         """Return the values as safetensors, without large ones that are as they were given, and without data."""
         arrays = self.read()
+        # Only the script changes what is given: workers never report it (decision 65).
         given = {i for i, rule in enumerate(self._rules) if rule == "given"}
         now = _digests([None if i in given else array for i, array in enumerate(arrays)])
         return encode_arrays(arrays, {i for i, digest in now.items() if digest == self._given[i]} | given)
 
-    def take(self, encoded: bytes) -> None:
+    def load(self, encoded: bytes) -> None:
         """Assign merged values from safetensors, which lacks large ones that have never changed.
 
         Raises:
@@ -85,9 +82,9 @@ class UntrainedState:
         """
         expected = [tuple(int(n) for n in v.shape) for v in self.variables]
         received = [np.shape(a) if a is not None else None for a in arrays]
-        free = [r == "given" for r in self._rules]
-        wrong = [r not in (None, e) and not f for e, r, f in zip(expected, received, free, strict=False)]
-        if len(received) != len(expected) or any(wrong):
+        pairs = zip(expected, received, self._rules, strict=False)
+        wrong = any(got not in (None, want) and rule != "given" for want, got, rule in pairs)
+        if len(received) != len(expected) or wrong:
             raise ShapeMismatch(
                 f"Expected {len(expected)} arrays of shapes {expected[:8]}. Received: {len(received)}: {received[:8]}. "
                 "The sender runs another model."
@@ -109,7 +106,3 @@ def _digests(arrays: Sequence[Array | None]) -> dict[int, bytes]:
     """Return a digest of the bytes of each large array, by index."""
     large = {i: np.ascontiguousarray(array) for i, array in enumerate(arrays) if array is not None and is_large(array)}
     return {i: hashlib.blake2b(array.view(np.uint8).data, digest_size=16).digest() for i, array in large.items()}
-
-
-def _value(variable: Any) -> Array:
-    return np.asarray(variable.numpy())
