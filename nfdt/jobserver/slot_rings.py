@@ -21,7 +21,7 @@ from nfdt.jobserver.pool_slot import PoolSlot
 from nfdt.jobserver.slot_ring import RankStart, SlotRing, count_neighbours
 from nfdt.launch.horovod import NAME
 from nfdt.launch.horovod_command import RingShape
-from nfdt.launch.ring import Ring
+from nfdt.launch.ring import Ring, RingMaker
 
 _log = logging.getLogger(__name__)
 
@@ -30,8 +30,8 @@ RETURN_S = 10.0  # time for the machine of a lost rank to offer a fresh slot, be
 SETTLE_S = 5.0  # time for more slots to register before slots of several machines are refused
 
 
-class SlotRings:
-    """Maker of the rings of one job in worker slots; a :class:`~nfdt.launch.ring.RingMaker`. Thread-safe.
+class SlotRings(RingMaker):
+    """Maker of the rings of one job in worker slots. Thread-safe.
 
     The job reserves as many slots as it has workers when it takes the first ones. A member of a group stays on the
     machine where its speed was measured.
@@ -49,7 +49,7 @@ class SlotRings:
         spans_machines: Whether a ring may have ranks on several machines.
     """
 
-    forms_again = True
+    forms_again = takes_slots = True
 
     def __init__(
         self,
@@ -100,11 +100,6 @@ class SlotRings:
             return False
         with self._lock:
             self._machines = {member: machine_of(slot.hello) for member, slot in placed.items()}
-        return True
-
-    @property
-    def takes_slots(self) -> bool:
-        """Return True."""
         return True
 
     def adopt(self, slots: Mapping[int, pb.SlotHello]) -> None:

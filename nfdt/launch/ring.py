@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -123,23 +124,23 @@ class Ring(Protocol):
         ...
 
 
-class RingMaker(Protocol):
-    """Maker of the rings of one job."""
+class RingMaker(ABC):
+    """Maker of the rings of one job; the defaults are those of rings that a launcher on the server's machine starts.
 
-    @property
-    def forms_again(self) -> bool:
-        """Whether a ring that has lost a rank can be formed again."""
-        ...
+    Attributes:
+        forms_again: Whether a ring that has lost a rank can be formed again.
+        spans_machines: Whether a ring may have ranks on several machines.
+        takes_slots: Whether ranks take the worker slots of the job, so that flat workers must leave theirs first.
+    """
 
-    @property
-    def spans_machines(self) -> bool:
-        """Whether a ring may have ranks on several machines."""
-        ...
+    forms_again = False
+    spans_machines = True
+    takes_slots = False
 
     @property
     def machines(self) -> tuple[str, ...]:
         """Name of each worker's machine, by the worker's number; empty: one machine, or not placed yet."""
-        ...
+        return ()
 
     def place(self, groups: Sequence[Sequence[int]], *, together: bool) -> bool:
         """Find machines for all workers of the job, once; return whether they are found.
@@ -151,29 +152,23 @@ class RingMaker(Protocol):
         Raises:
             PolicyRefused: The rings would span machines, which this server does not allow.
         """
-        ...
+        return True
 
-    @property
-    def takes_slots(self) -> bool:
-        """Whether ranks take the worker slots of the job, so that flat workers must leave theirs first."""
-        ...
-
-    def adopt(self, slots: Mapping[int, pb.SlotHello]) -> None:
+    def adopt(self, slots: Mapping[int, pb.SlotHello]) -> None:  # noqa: B027
         """Reserve the slots of the job's flat workers, by the worker's number, for its rings."""
-        ...
 
     def reachable(self, members: Sequence[int]) -> tuple[int, ...]:
         """Return those of the waiting members whose machines have a free slot."""
-        ...
+        return ()
 
+    @abstractmethod
     def claim(self, shape: RingShape) -> Ring:
         """Return a ring of this shape, which starts in the background; the job's own one if it has one."""
-        ...
 
+    @abstractmethod
     def end(self, rings: Sequence[Ring]) -> None:
         """End these rings in the background; their slots have been dismissed."""
-        ...
 
+    @abstractmethod
     def release(self, *, usable: bool) -> None:
         """Release the rings of the job at its end; ``usable``: their ranks can serve another job."""
-        ...
