@@ -18,10 +18,9 @@ from pathlib import Path
 from threading import _shutdown  # type: ignore[attr-defined]
 from typing import NoReturn
 
-from nfdt.core.host.child_process import die_with_parent
 from nfdt.core.host.startup import note_start
 from nfdt.launch.fork_client import SLOT_MODULE
-from nfdt.launch.fork_server import ForkServer, other_threads
+from nfdt.launch.fork_server import ForkServer, lead_session, other_threads
 
 _log = logging.getLogger(__name__)
 
@@ -113,7 +112,20 @@ def _warn(threads: Sequence[str]) -> None:
 
 def _serve(parent: int, begins: int, requests: socket.socket, environment: Mapping[str, str], log: Path) -> int:
     """Serve in the new process, and run each of its slots; return the exit code."""
-    arguments = _serve_requests(parent, begins, requests, environment, log)
+    lead_session(parent)
+    null = os.open(os.devnull, os.O_RDONLY)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    keep_descriptors({begins, requests.fileno()}, null, output, output)
+    logging.getLogger().handlers.clear()
+    if not sys.flags.safe_path:
+        del sys.path[0]  # the folder of the command: slots are started with -P
+    if not os.read(begins, 1):
+        return 0
+    os.close(begins)
+    os.environ.clear()
+    os.environ.update(environment)
+    note_start("fork server", "is forked")
+    arguments = ForkServer(requests).serve()
     return 0 if arguments is None else int(importlib.import_module(SLOT_MODULE).main(arguments))
 
 
@@ -134,33 +146,6 @@ def end_forked(run: Callable[[], int]) -> NoReturn:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
-
-
-def _serve_requests(
-    parent: int, begins: int, requests: socket.socket, environment: Mapping[str, str], log: Path
-) -> list[str] | None:
-    os.setsid()
-    die_with_parent(watch_stdin=False)
-    if os.getppid() != parent:  # it ended before die_with_parent took effect
-        return None
-    _leave_parent({begins, requests.fileno()}, log)
-    if not os.read(begins, 1):
-        return None
-    os.close(begins)
-    os.environ.clear()
-    os.environ.update(environment)
-    note_start("fork server", "is forked")
-    return ForkServer(requests).serve()
-
-
-def _leave_parent(kept: set[int], log: Path) -> None:
-    """Close all descriptors but the kept ones, and write to the log only; find modules as slots do."""
-    null = os.open(os.devnull, os.O_RDONLY)
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    keep_descriptors(kept, null, output, output)
-    logging.getLogger().handlers.clear()
-    if not sys.flags.safe_path:
-        del sys.path[0]  # the folder of the command
 
 
 def keep_descriptors(kept: set[int], stdin: int, stdout: int, stderr: int) -> None:

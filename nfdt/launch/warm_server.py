@@ -33,7 +33,7 @@ from nfdt.core.host.warm import (
     socket_name,
 )
 from nfdt.launch.fork_here import FORK_SERVER_LOG, end_forked, fork_server_here, import_slots, keep_descriptors
-from nfdt.launch.fork_server import ForkedChildren, other_threads
+from nfdt.launch.fork_server import ForkedChildren, lead_session, other_threads
 
 _log = logging.getLogger(__name__)
 
@@ -44,9 +44,7 @@ _CREDENTIALS = struct.Struct("3i")  # process, user and group of the peer
 
 
 class WarmServerProcess:
-    """Acceptor of requests, each over a connection of its own, which reports process id and exit code.
-
-    A job server that has ended stays a zombie until its client closes the connection.
+    """The warm server's loop: forks a job server for each connection, and reports its process id and exit code there.
 
     Args:
         listener: Socket of the requests.
@@ -57,9 +55,8 @@ class WarmServerProcess:
         self._ending = False
         self._children = ForkedChildren()
         signal.signal(signal.SIGTERM, self._on_sigterm)
-        self._selector = selectors.DefaultSelector()
+        self._selector = self._children.selector
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(self._children.woken, selectors.EVENT_READ, self._children.report_ends)
 
     def _on_sigterm(self, *_: object) -> None:
         self._ending = True
@@ -89,7 +86,7 @@ class WarmServerProcess:
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._receive(connection))
 
     def _receive(self, connection: socket.socket) -> None:
-        """Fork a job server as a client requests it, or forget a client that asked nothing."""
+        """Fork a job server as a client requests it; close the connection of a client that asks for nothing."""
         self._selector.unregister(connection)
         try:
             message, descriptors, _, _ = socket.recv_fds(connection, REQUEST_BYTES, DESCRIPTORS)
@@ -114,23 +111,12 @@ class WarmServerProcess:
         if pid == 0:
             end_forked(lambda: _become_job_server(parent, request, descriptors))
         _log.info("job server %d is forked", pid)
-        self._selector.register(connection, selectors.EVENT_READ, lambda: self._forget(pid, connection))
         self._children.add(pid, connection)
-
-    def _forget(self, pid: int, connection: socket.socket) -> None:
-        self._selector.unregister(connection)
-        self._children.forget(pid, connection)
-        _log.info("job server %d has ended", pid)
 
 
 def _become_job_server(parent: int, request: dict[str, Any], descriptors: list[int]) -> int:
     """Serve one run in the new process, with the fork server of its slots, and return the exit code."""
-    from nfdt.core.host.child_process import die_with_parent
-
-    os.setsid()
-    die_with_parent(watch_stdin=False)
-    if os.getppid() != parent:
-        return 1
+    lead_session(parent)
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
@@ -155,8 +141,10 @@ def _become_job_server(parent: int, request: dict[str, Any], descriptors: list[i
 
 def _search_as(environment: dict[str, str]) -> None:
     """Search modules in the client's PYTHONPATH in place of this process's."""
-    ours = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    theirs = [os.path.abspath(entry) for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    ours, theirs = (
+        [os.path.abspath(entry) for entry in each.get("PYTHONPATH", "").split(os.pathsep) if entry]
+        for each in (os.environ, environment)
+    )
     sys.path[:] = [*theirs, *(entry for entry in sys.path if entry not in ours)]
     importlib.invalidate_caches()
 
