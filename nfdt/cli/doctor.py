@@ -15,6 +15,8 @@ from typing import Literal
 
 import click
 
+from nfdt.cli.options import format_option
+
 Verdict = Literal["ok", "optional", "missing"]
 PROBE_TIMEOUT_S = 60
 _TENSORFLOW_PROBE = """
@@ -128,7 +130,7 @@ def examine() -> Iterator[Finding]:
 
 
 @click.command()
-@click.option("--format", "format_", type=click.Choice(["text", "json"]), default="text", help="How to print.")
+@format_option("How to print.")
 @click.pass_context
 def doctor(context: click.Context, format_: str) -> None:
     """Say what works on this machine, and what to do about the rest (exit code 1 if training cannot work)."""

@@ -14,14 +14,7 @@ import click
 from nfdt_client.embedded import EmbeddedServer
 from nfdt_client.options import resolve
 
-from nfdt.cli.options import (
-    FILE,
-    ScriptCommand,
-    log_to_stderr,
-    parse_settings,
-    script_argument,
-    training_options,
-)
+from nfdt.cli.options import FILE, ScriptCommand, log_to_stderr, script_argument, training_options
 from nfdt.cli.process import end_as_killed
 from nfdt.cli.run import train_script
 from nfdt.cli.script import Script
@@ -86,11 +79,9 @@ def _text(path: str) -> str:
     "--insecure-allreduce", is_flag=True, help="Let ranks on several machines exchange gradients in plain text."
 )
 @script_argument()
-@click.pass_context
 def mpi(
-    context: click.Context,
     script: Script,
-    settings: tuple[str, ...],
+    settings: dict[str, str],
     log_level: str,
     algorithm: str | None,
     insecure_allreduce: bool,
@@ -111,12 +102,12 @@ def mpi(
             work(launcher_rank)
     else:
         end_as_killed()
-        given = {"algorithm": algorithm, **parse_settings(settings)}
+        given = {"algorithm": algorithm, **settings}
         with _serving(launcher_rank, Network(**network), insecure_allreduce=insecure_allreduce) as connection:
             from nfdt_client.decorator import session
 
             options = rank_options({**given, **connection}, launcher_rank.size - 1)
-            train_script(context, script, session(options=options))
+            train_script(script, session(options=options))
 
 
 def rank_options(given: Mapping[str, Any], workers: int) -> dict[str, Any]:

@@ -9,13 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import click
+from nfdt_client.options import Options, resolve_each
 
-from nfdt.cli.options import LOG_LEVELS, ScriptCommand, log_to_stderr, parse_settings, script_argument
+from nfdt.cli.options import (
+    ScriptCommand,
+    algorithms_option,
+    exiting_as_python,
+    log_level_option,
+    log_to_stderr,
+    script_argument,
+    settings_option,
+)
 from nfdt.cli.process import quiet_start
-from nfdt.cli.script import Script, describe_failure, exit_code_of, run_script, set_backend_of
+from nfdt.cli.script import Script, run_script, set_backend_of
 from nfdt.cli.table import format_bytes, render
 from nfdt.core.errors import UsageError
 from nfdt.core.host.keras_backend import TENSORFLOW, require_backend
+from nfdt.core.specs.presets import DEFAULT_PRESET
 from nfdt.simulate.cluster import ClusterDescription, read_cluster
 
 COLUMNS = (
@@ -28,20 +38,18 @@ COLUMNS = (
 @click.option(
     "--cluster", "file", required=True, type=click.Path(path_type=Path), help="What the cluster is like: TOML."
 )
-@click.option("--algorithm", "algorithms", default="ddc-asgd", metavar="A[,B...]", help="Presets to compare.")
+@algorithms_option(DEFAULT_PRESET, "Presets to compare.")
 @click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Folder for JSON, CSV and PNG.")
 @click.option("--seed", default=0, help="Of Keras, NumPy and Python before each run of the script.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any other option; repeatable.")
-@click.option("--log-level", type=LOG_LEVELS, default="warning", help="What nfdt itself logs to stderr.")
+@settings_option()
+@log_level_option
 @script_argument()
-@click.pass_context
 def simulate(
-    context: click.Context,
     file: Path,
-    algorithms: str,
+    algorithms: list[str],
     output: Path | None,
     seed: int,
-    settings: tuple[str, ...],
+    settings: dict[str, str],
     log_level: str,
     script: Script,
 ) -> None:
@@ -51,36 +59,21 @@ def simulate(
     """
     log_to_stderr(log_level)
     set_backend_of(script)
-    cluster, names = read_cluster(file), [name.strip() for name in algorithms.split(",") if name.strip()]
-    options = _resolved(names, {**_undescribed(parse_settings(settings)), "workers": cluster.count})
+    cluster = read_cluster(file)
+    for name in settings:
+        if name in ("workers", "shards") or name.startswith("emulate"):
+            raise UsageError(f"--set {name}: no effect in a simulation. Expected: that in the file of --cluster.")
+    options = resolve_each({**settings, "workers": cluster.count}, algorithms)
     results: list[dict[str, Any]] = []
-    for name, resolved in zip(names, options, strict=True):
-        try:
+    for name, resolved in zip(algorithms, options, strict=True):
+        with exiting_as_python():
             results += simulated_fits(script, name, resolved, cluster, seed)
-        except BaseException as error:  # as in nfdt run
-            if message := describe_failure(error):
-                click.echo(message, err=True)
-            context.exit(exit_code_of(error))
     if not results:
         raise UsageError(f"{script}: expected a script that calls model.fit. It ended without.")
     _print(results)
     if output is not None:
         for written in write(results, output):
             click.echo(f"wrote {written}", err=True)
-
-
-def _undescribed(settings: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the settings; raise UsageError for options that the cluster's file defines."""
-    for name in settings:
-        if name in ("workers", "shards") or name.startswith("emulate"):
-            raise UsageError(f"--set {name}: no effect in a simulation. Expected: that in the file of --cluster.")
-    return settings
-
-
-def _resolved(names: Sequence[str], settings: Mapping[str, Any]) -> Any:
-    from nfdt_client.options import resolve_each
-
-    return resolve_each(settings, names)
 
 
 @contextmanager
@@ -94,7 +87,7 @@ def _exit_is_an_end() -> Iterator[None]:
 
 
 def simulated_fits(
-    script: Script, algorithm: str, options: Any, cluster: ClusterDescription, seed: int
+    script: Script, algorithm: str, options: Options, cluster: ClusterDescription, seed: int
 ) -> list[dict[str, Any]]:
     """Run the script once and return one result per ``fit`` in it."""
     require_backend((TENSORFLOW, "jax"), "simulations compute")

@@ -1,4 +1,4 @@
-"""``nfdt trace``: what the processes of a job did, as a file for Perfetto, in the trace event format.
+"""``nfdt trace``: the computations, exchanges and waits of a job's processes, in the trace event format of Perfetto.
 
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import Any
 
 import click
+from nfdt_client.connection import JobsClient
 
-from nfdt.cli.options import connection_options, open_connection
-from nfdt.core.errors import UsageError
+from nfdt.cli.options import with_connection, write_output
 from nfdt.core.events import Event
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.work.spans import APPLY, KINDS, LEASE, LEASES, LOCK_WAIT, STEPS, read_spans
@@ -39,20 +39,15 @@ _TRACKS = MappingProxyType({STEPS: "steps", LEASES: "leases"})
 
 @click.command()
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="A .json file.")
-@connection_options
+@with_connection
 @click.argument("job_id", metavar="ID")
-def trace(job_id: str, output: Path, server: str | None, token_file: str | None, ca_file: str | None) -> None:
+def trace(connection: JobsClient, job_id: str, output: Path) -> None:
     """Write when each process of a job computed, exchanged and waited; https://ui.perfetto.dev shows the file.
 
     It works for jobs that run, have ended or have failed: the latest 10,000 spans of each process are kept.
     """
-    with open_connection(server, token_file, ca_file) as connection:
-        spans, events = connection.trace(job_id), list(connection.recorded(job_id))
-    found = trace_of(spans, events)
-    try:
-        output.write_text(json.dumps(found), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--output: expected a file that can be written. Received: {error}.") from None
+    found = trace_of(connection.trace(job_id), list(connection.recorded(job_id)))
+    write_output("--output", output, json.dumps(found))
     processes, count = len(found["otherData"]["clocks"]), len(found["traceEvents"])
     click.echo(f"saved {output}: {count} events of {processes} processes", err=True)
 
