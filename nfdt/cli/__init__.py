@@ -59,7 +59,7 @@ class LazyCommands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands with their summaries, without importing them."""
         names = self.list_commands(ctx)
-        limit = formatter.width - 6 - max(map(len, names))
+        limit = formatter.width - 6 - max(map(len, names))  # as click shortens help to fit beside the names
         with formatter.section("Commands"):
             formatter.write_dl(
                 [(name, click.Command(None, help=self._summaries[name]).get_short_help_str(limit)) for name in names]

@@ -77,12 +77,7 @@ def _new_folder(path: Path) -> Path:
 @click.option("--logs", type=click.Path(path_type=Path), help="New folder for the logs; kept in any case.")
 @click.option("--patience", type=click.FloatRange(1), default=300.0, show_default=True, metavar="SECONDS")
 def chaos(
-    schedule: str,
-    script: Script | None,
-    compare: bool,
-    json_file: Path | None,
-    logs: Path | None,
-    patience: float,
+    schedule: str, script: Script | None, compare: bool, json_file: Path | None, logs: Path | None, patience: float
 ) -> None:
     """Run SCRIPT on a cluster of this machine, inject the faults of SCHEDULE, and report what became of each.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -51,12 +52,9 @@ def _read_age(context: click.Context, parameter: click.Parameter, text: str | No
     """Return the seconds of ``30m``, ``12h`` or ``7d``; None if the option is not given."""
     if text is None:
         return None
-    number, unit = text[:-1], UNITS.get(text[-1:])
-    try:
-        if unit is not None and 0 <= (seconds := float(number) * unit) < float("inf"):
+    with contextlib.suppress(ValueError, KeyError):
+        if 0 <= (seconds := float(text[:-1]) * UNITS[text[-1:]]) < float("inf"):
             return seconds
-    except ValueError:
-        pass
     raise click.BadParameter(f"expected a number and s, m, h or d, as in 12h. Received: {text!r}.", context, parameter)
 
 
@@ -215,12 +213,12 @@ def _result_file(_context: click.Context, _parameter: click.Parameter, path: Pat
 def result(connection: JobsClient, job_id: str, output: Path) -> None:
     """Wait for a job's end and save what it trained."""
     log_to_stderr("warning")
-    save(JobHandle(job_id, connection).result(), output, lambda name: download(connection, name))
+    _save(JobHandle(job_id, connection).result(), output, lambda name: download(connection, name))
     click.echo(f"saved {output}", err=True)
 
 
-def save(result: JobResult, path: Path, read: Callable[[str], bytes]) -> None:
-    """Write the result to ``path``: the whole model (``.keras``) or the trainable variables by name (``.npz``).
+def _save(result: JobResult, path: Path, read: Callable[[str], bytes]) -> None:
+    """Write the whole model (``.keras``), or the trainable variables by name (``.npz``).
 
     Args:
         result: Result of the job.
@@ -230,22 +228,17 @@ def save(result: JobResult, path: Path, read: Callable[[str], bytes]) -> None:
     Raises:
         PolicyRefused: a ``.keras`` file of a job that carries code; data from a server are never unpickled here.
     """
-    if path.suffix == ".keras":
-        rebuild(result, read).save(path)
+    manifest = Manifest(result.manifest)
+    if path.suffix == ".npz":
+        slots = manifest.layout.slots
+        named: dict[str, Any] = {slot.name: array for slot, array in zip(slots, result.weights, strict=True)}
+        np.savez(path, **named)
         return
-    layout = Manifest(result.manifest).layout
-    named: dict[str, Any] = {slot.name: array for slot, array in zip(layout.slots, result.weights, strict=True)}
-    with path.open("wb") as file:
-        np.savez(file, **named)
-
-
-def rebuild(result: JobResult, read: Callable[[str], bytes]) -> Any:
-    """Rebuild the job's Keras model with its trained weights, optimizer and untrained state."""
     with quiet_start():
         from nfdt.model.program.unpack import unpack
 
-    model = unpack(Manifest(result.manifest), read, allow_code=False)
+    model = unpack(manifest, read, allow_code=False)
     if model.optimizer is not None:
         model.optimizer.build(model.trainable_variables)
     result.apply_to(model)
-    return model
+    model.save(path)

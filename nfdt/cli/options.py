@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -230,7 +230,5 @@ def open_connection(server: str | None, token_file: str | None, ca_file: str | N
         connection = JobsClient(local[0].address, local[0].token)
     else:
         connection = JobsClient(str(options.server), options.token(), **options.tls)
-    try:
+    with closing(connection):
         yield connection
-    finally:
-        connection.close()

@@ -99,6 +99,7 @@ def parity(
     given = {**settings, "workers": workers}
     resolve_each(given, algorithms)  # reports a wrong option before anything is trained
     runs: dict[str, list[_Fits]] = {PLAIN: [], **{name: [] for name in algorithms}}
+    # One repetition of each before the next: load that comes and goes on the machine hits all of them alike.
     for repetition in range(seeds):
         for name, found in runs.items():
             options = None if name == PLAIN else {**given, "algorithm": name}

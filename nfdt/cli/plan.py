@@ -37,15 +37,7 @@ from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.presets import DEFAULT_PRESET, PRESETS
 from nfdt.planning.accuracy import measured_trainings
 from nfdt.planning.calibration import RULES, Profile, ProfiledWork, spread_of_ratio, with_overhead
-from nfdt.planning.comparison import (
-    TOO_HIGH,
-    TOO_HIGH_TOGETHER,
-    OneMachine,
-    PlannedRun,
-    compare,
-    one_machine,
-    uses,
-)
+from nfdt.planning.comparison import TOO_HIGH, TOO_HIGH_TOGETHER, OneMachine, PlannedRun, compare, one_machine, uses
 from nfdt.planning.cost_model import Cluster
 from nfdt.planning.forecast import measured_cluster, recommend
 from nfdt.simulate.cluster import parse_cluster, read_cluster

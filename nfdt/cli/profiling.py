@@ -210,7 +210,7 @@ def worker_epochs(
 
 
 def not_alone(expected: int, received: int) -> UsageError:
-    """Return the error of a model that trains on another number of workers than described; a warning has said why."""
+    """Return the error of a model that trains on another number of workers than described, which a warning explains."""
     return UsageError(f"workers: expected {expected}, for the reason above. Received: {received}.")
 
 

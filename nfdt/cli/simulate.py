@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,18 +70,7 @@ def simulate(
         raise UsageError(f"{script}: expected a script that calls model.fit. It ended without.")
     _print(results)
     if output is not None:
-        for written in write(results, output):
-            click.echo(f"wrote {written}", err=True)
-
-
-@contextmanager
-def _exit_is_an_end() -> Iterator[None]:
-    """Suppress a SystemExit without an error code."""
-    try:
-        yield
-    except SystemExit as end:
-        if end.code not in (None, 0):
-            raise
+        _write(results, output)
 
 
 def simulated_fits(
@@ -98,9 +85,12 @@ def simulated_fits(
 
         reset_keras(seed)
     click.echo(f"== {algorithm}", err=True)
-    sys.stderr.flush()
-    with SimulatedSession(options, cluster) as session, _exit_is_an_end():
-        run_script(script)
+    with SimulatedSession(options, cluster) as session:
+        try:
+            run_script(script)
+        except SystemExit as end:  # the other algorithms are still to run
+            if end.code not in (None, 0):
+                raise
     found = []
     for number, (job, workers) in enumerate(zip(session.jobs, session.fits, strict=True)):
         name = algorithm if len(session.jobs) == 1 else f"{algorithm} (fit {number + 1})"
@@ -108,8 +98,8 @@ def simulated_fits(
     return found
 
 
-def write(results: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
-    """Write JSON, CSV and, if matplotlib is installed, PNG; return the files' paths."""
+def _write(results: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Write JSON, CSV and, if matplotlib is installed, PNG."""
     from nfdt.simulate import results as formats
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -119,16 +109,15 @@ def write(results: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
         "staleness.csv": formats.staleness_csv(results),
         "machines.csv": formats.machines_csv(results),
     }
-    written = [folder / name for name in texts]
-    for path, text in zip(written, texts.values(), strict=True):
-        path.write_text(text, encoding="utf-8")
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+        click.echo(f"wrote {folder / name}", err=True)
     if formats.can_plot():
         formats.plot(results, folder / "curves.png")
-        return [*written, folder / "curves.png"]
-    click.echo(
-        "No picture: matplotlib is not installed. Install it with: pip install '.[plots]' in NFDT's checkout", err=True
-    )
-    return written
+        click.echo(f"wrote {folder / 'curves.png'}", err=True)
+    else:
+        remedy = "Install it with: pip install '.[plots]' in NFDT's checkout"
+        click.echo(f"No picture: matplotlib is not installed. {remedy}", err=True)
 
 
 def _print(results: Sequence[Mapping[str, Any]]) -> None:

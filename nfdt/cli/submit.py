@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -101,8 +102,7 @@ def _sbatch(job: SlurmJob) -> str:
 @click.option("--ntasks-per-node", type=click.IntRange(1), default=2, show_default=True, help="Task 0 of all serves.")
 @click.option("--time", metavar="TIME", help="Limit for the job, as sbatch reads it: 01:30:00.")
 @click.option(
-    "--requeue",
-    "requeue_s",
+    *("--requeue", "requeue_s"),
     type=click.IntRange(0),
     default=0,
     metavar="SECONDS",
@@ -116,16 +116,12 @@ def _sbatch(job: SlurmJob) -> str:
 def submit(
     script: Script,
     on_slurm: bool,
-    nodes: int,
-    ntasks_per_node: int,
-    time: str | None,
-    requeue_s: int,
     job_name: str | None,
-    options: tuple[str, ...],
     dry_run: bool,
     algorithm: str | None,
     settings: dict[str, str],
     log_level: str,
+    **allocation: Any,
 ) -> None:
     """Train SCRIPT, or with -m a module, in a batch job: srun starts nfdt mpi on every node.
 
@@ -139,13 +135,5 @@ def submit(
     command += ["--algorithm", algorithm] if algorithm else []
     command += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     command += script.words
-    job = SlurmJob(
-        command,
-        job_name or Path(script.name).stem,
-        nodes=nodes,
-        ntasks_per_node=ntasks_per_node,
-        time=time,
-        requeue_s=requeue_s,
-        options=options,
-    )
+    job = SlurmJob(command, job_name or Path(script.name).stem, **allocation)
     click.echo(batch_script(job) if dry_run else _sbatch(job), nl=not dry_run)

@@ -65,19 +65,15 @@ def trace_of(spans: Iterable[pb.ProcessSpans], events: Sequence[Event]) -> dict[
     deliveries: dict[str, list[pb.ProcessSpans]] = {}
     for delivery in spans:
         deliveries.setdefault(delivery.process, []).append(delivery)
+    # Of all the measurements of a process's clock, the one with the least error counts for all of its spans.
+    clearest = {name: min(each, key=lambda delivery: delivery.error_s) for name, each in deliveries.items()}
     zero = events[0].at if events else 0.0
     found = [*_named(SERVER, "job server", {0: "epochs"}), *_of_server(events, zero)]
     for number, name in enumerate(sorted(deliveries, key=lambda name: (len(name), name)), SERVER + 1):
-        found += _of_process(number, name, deliveries[name], zero)
-    clocks = {
-        name: {"offset_s": best.offset_s, "error_s": best.error_s}
-        for name, best in ((name, min(each, key=_error)) for name, each in deliveries.items())
-    }
+        spans_of = read_spans([delivery.records for delivery in deliveries[name]])
+        found += _of_process(number, name, spans_of, clearest[name].offset_s, zero)
+    clocks = {name: {"offset_s": best.offset_s, "error_s": best.error_s} for name, best in clearest.items()}
     return {"traceEvents": found, "displayTimeUnit": "ms", "otherData": {"clocks": clocks, "begins_at": zero}}
-
-
-def _error(delivery: pb.ProcessSpans) -> float:
-    return float(delivery.error_s)
 
 
 def _named(process: int, name: str, tracks: Mapping[int, str]) -> list[dict[str, Any]]:
@@ -108,10 +104,8 @@ def _of_server(events: Iterable[Event], zero: float) -> list[dict[str, Any]]:
     return found
 
 
-def _of_process(number: int, name: str, deliveries: Sequence[pb.ProcessSpans], zero: float) -> list[dict[str, Any]]:
-    """Return the spans of a process by the server's clock: with the offset whose error was least."""
-    offset_s = min(deliveries, key=_error).offset_s
-    spans = read_spans([delivery.records for delivery in deliveries])
+def _of_process(number: int, name: str, spans: Any, offset_s: float, zero: float) -> list[dict[str, Any]]:
+    """Return the spans of a process, whose clock is ``offset_s`` behind the server's."""
     on_shard = bool(set(spans["kind"].tolist()) & {APPLY, LOCK_WAIT})
     tracks = sorted(set(spans["track"].tolist()))
     found = _named(number, name, {track: f"worker-{track}" if on_shard else _TRACKS.get(track, "") for track in tracks})

@@ -12,7 +12,7 @@ from nfdt.coordinator.membership import Membership
 from nfdt.coordinator.online_planner import LEAST_STEPS, OnlinePlanner, ShardLoad, follows_a_plan, plan_event
 from nfdt.coordinator.progress import Throttle
 from nfdt.core.specs.job import JobSpec
-from nfdt.planning import PlanChoice
+from nfdt.planning.cost_model import PlanChoice
 from nfdt.schedulers.batch_policies import FixedBatch, LocalSizes
 
 REPORT_EVERY_S = 1.0

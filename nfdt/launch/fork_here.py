@@ -14,6 +14,7 @@ import time
 import traceback
 from atexit import _run_exitfuncs
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from threading import _shutdown  # type: ignore[attr-defined]
 from typing import NoReturn
@@ -29,26 +30,16 @@ END_S = 5.0
 POLL_S = 0.01  # interval of checks for its end
 
 
-class ForkedServer:
-    """Fork server that is a child of this process, and ends with it.
-
-    Attributes:
-        pid: Its process id.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-
-    def stop(self) -> None:
-        """Wait until it has ended, which it does when the launcher closes its socket; kill it after a deadline."""
-        deadline = time.monotonic() + END_S
-        with contextlib.suppress(ChildProcessError):  # the script has waited for all children
-            while not os.waitpid(self.pid, os.WNOHANG)[0]:
-                if time.monotonic() >= deadline:
-                    os.kill(self.pid, signal.SIGKILL)
-                    os.waitpid(self.pid, 0)
-                    return
-                time.sleep(POLL_S)
+def _await_end(pid: int) -> None:
+    """Wait for the end of the fork server, which ends when the launcher closes its socket; kill it after a deadline."""
+    deadline = time.monotonic() + END_S
+    with contextlib.suppress(ChildProcessError):  # the script has waited for all children
+        while not os.waitpid(pid, os.WNOHANG)[0]:
+            if time.monotonic() >= deadline:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                return
+            time.sleep(POLL_S)
 
 
 def import_slots(*, serves_scripts: bool) -> None:
@@ -63,7 +54,7 @@ def import_slots(*, serves_scripts: bool) -> None:
     importlib.import_module(SLOT_MODULE).load(serves_scripts=serves_scripts)
 
 
-def fork_server_here(requests: socket.socket, environment: Mapping[str, str], log: Path) -> ForkedServer | None:
+def fork_server_here(requests: socket.socket, environment: Mapping[str, str], log: Path) -> Callable[[], None] | None:
     """Fork a fork server from this process; its slots then begin with what this process has imported.
 
     The threads of OpenBLAS end before each fork, by its own handler, and begin again when they are needed. Where any
@@ -75,7 +66,7 @@ def fork_server_here(requests: socket.socket, environment: Mapping[str, str], lo
         log: File for its output.
 
     Returns:
-        The fork server; None if there is none.
+        Function that waits for the fork server's end; None if there is no fork server.
     """
     with requests:
         if threading.active_count() > 1:
@@ -90,15 +81,14 @@ def fork_server_here(requests: socket.socket, environment: Mapping[str, str], lo
         if pid == 0:
             end_forked(lambda: _serve(parent, begins, requests, environment, log))
         os.close(begins)
-        server = ForkedServer(pid)
         threads = other_threads()
         if not threads:
             os.write(begin, b"\n")
         os.close(begin)
     if not threads:
-        return server
+        return partial(_await_end, pid)
     _warn(threads)
-    server.stop()
+    _await_end(pid)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Allreduce rings of this server: their start, their claim by one job at a time, their end and its reason."""
+"""Allreduce rings that a launcher on this machine starts, one job at a time uses, and the reasons for their ends."""
 
 from __future__ import annotations
 

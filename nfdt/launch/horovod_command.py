@@ -12,6 +12,7 @@ from nfdt.core.host.launcher_rank import LOCAL_NAMES, one_name_per_slot
 from nfdt.core.specs.horovod_options import RingElastic, RingTuning
 from nfdt.core.specs.job import ClusterSpec
 
+# Ranks find each other by these variables. A launcher that inherited those of an outer launch would join its world.
 _WORLD_VARIABLES = ("OMPI_", "PMIX_", "PMI_", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL", "HOROVOD_CROSS")
 _RENDEZVOUS = ("HOROVOD_GLOO_RENDEZVOUS", "HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "HOROVOD_HOSTNAME")
 

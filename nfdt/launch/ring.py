@@ -1,11 +1,11 @@
-"""Interface of an allreduce ring to the job that uses it, whatever started its ranks, and their places on machines."""
+"""Allreduce rings as their job sees them, whatever starts the ranks, and the places of ranks on machines."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,18 +44,9 @@ class RankPlace:
 
         The name of a host only separates the machines: Horovod connects to addresses from the rendezvous.
         """
-        place = {
-            "RANK": self.rank,
-            "SIZE": self.size,
-            "LOCAL_RANK": self.local_rank,
-            "LOCAL_SIZE": self.local_size,
-            "CROSS_RANK": self.cross_rank,
-            "CROSS_SIZE": self.cross_size,
-            "HOSTNAME": f"machine-{self.machine}",
-            "CONTROLLER": "gloo",
-            "CPU_OPERATIONS": "gloo",
-            "GLOO_TIMEOUT_SECONDS": RANK_TIMEOUT_S,
-        }
+        numbers = {name.upper(): number for name, number in asdict(self).items() if name != "machine"}
+        gloo = {"CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo", "GLOO_TIMEOUT_SECONDS": RANK_TIMEOUT_S}
+        place = {**numbers, "HOSTNAME": f"machine-{self.machine}", **gloo}
         return {**{f"HOROVOD_{name}": str(value) for name, value in place.items()}, **tuning}
 
 
@@ -72,6 +63,7 @@ def place_ranks(machines: Sequence[Hashable]) -> list[RankPlace]:
     for rank, machine in enumerate(machines):
         local = seen[machine]
         seen[machine] += 1
+        # Horovod counts as cross ranks only the machines that have a rank of the same local rank.
         across = [other for other in numbers if sizes[other] > local]
         place = RankPlace(
             rank, len(machines), local, sizes[machine], across.index(machine), len(across), numbers[machine]

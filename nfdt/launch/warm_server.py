@@ -130,12 +130,12 @@ def _become_job_server(parent: int, request: dict[str, Any], descriptors: list[i
     arguments = request["arguments"]
     folder = Path(arguments[arguments.index("--folder") + 1])
     requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    forked = fork_server_here(theirs, request["environment"], folder / FORK_SERVER_LOG)
+    await_fork_server = fork_server_here(theirs, request["environment"], folder / FORK_SERVER_LOG)
     requests.set_inheritable(False)
     sys.argv = [JOB_SERVER_MODULE, *arguments]
     code = int(importlib.import_module(JOB_SERVER_MODULE).main([*arguments, "--fork-server", str(requests.detach())]))
-    if forked is not None:
-        forked.stop()
+    if await_fork_server is not None:
+        await_fork_server()
     return code
 
 
@@ -153,6 +153,7 @@ def main() -> int:
     """Run ``python -m nfdt.launch.warm_server FOLDER LOG``, which prints one JSON line when it serves, or why not."""
     folder, log = Path(sys.argv[1]), sys.argv[2]
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    # One warm server for each user and machine: the lock ends with its process, however that ends.
     lock = os.open(folder / f"warm-{socket.gethostname()}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -163,7 +164,7 @@ def main() -> int:
     importlib.import_module(JOB_SERVER_MODULE)
     import_slots(serves_scripts=False)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    before = os.umask(0o077)
+    before = os.umask(0o077)  # which gives the socket its mode: no other user may connect
     with socket_name(folder) as name:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
@@ -174,7 +175,7 @@ def main() -> int:
     with replacing(description_file(folder)) as file:
         file.write(describe(WarmServer(os.getpid(), log, imported)))
     print(json.dumps({"pid": os.getpid()}), flush=True)
-    null = os.open(os.devnull, os.O_RDWR)
+    null = os.open(os.devnull, os.O_RDWR)  # nfdt start reads to the end of our standard output
     os.dup2(null, 1)
     os.close(null)
     _log.info("warm server runs: process %d", os.getpid())

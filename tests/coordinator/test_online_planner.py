@@ -5,7 +5,7 @@ import pytest
 from nfdt.coordinator import Emit
 from nfdt.coordinator.online_planner import OnlinePlanner, ShardLoad, follows_a_plan, plan_event
 from nfdt.coordinator.topology_view import grouped, view_of
-from nfdt.planning import PlannedPreset
+from nfdt.planning.cost_model import PlannedPreset
 from nfdt.schedulers import StepTime
 from nfdt.schedulers.group_shares import FixedSizes
 from tests.support.simulated_cluster import job

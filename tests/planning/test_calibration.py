@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nfdt.core.specs.job import resolve_algorithm
-from nfdt.planning import Cluster, WorkerCost
 from nfdt.planning.calibration import (
     RULES,
     MeasuredEpochs,
@@ -17,6 +16,7 @@ from nfdt.planning.calibration import (
     step_of,
     with_overhead,
 )
+from nfdt.planning.cost_model import Cluster, WorkerCost
 from nfdt.planning.forecast import forecast
 from nfdt.schedulers import StepTime
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.specs.presets import PRESETS
-from nfdt.planning import Cluster, WorkerCost
 from nfdt.planning.comparison import compare, one_machine, uses
+from nfdt.planning.cost_model import Cluster, WorkerCost
 from nfdt.schedulers import StepTime
 
 BATCH = 32

@@ -28,7 +28,8 @@ from nfdt.jobserver.topologies.slot_supply import (
     launch_shards,
     launch_workers,
 )
-from nfdt.planning import Groups, PlanChoice
+from nfdt.planning.cost_model import PlanChoice
+from nfdt.schedulers.grouping import Groups
 
 
 class FlatTopology(Topology):
