@@ -20,7 +20,7 @@ WIDTH = 20  # of a bar, in characters
 SUFFIXES = (".png", ".svg", ".pdf")
 
 
-def draw(events: Iterable[Event], out: TextIO, epochs: int) -> None:
+def draw_progress(events: Iterable[Event], out: TextIO, epochs: int) -> None:
     """Draw events as they come: on a terminal a bar for each epoch, which stays below other lines; else lines alone.
 
     Args:

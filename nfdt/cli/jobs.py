@@ -19,7 +19,7 @@ from nfdt_client.connection import JobsClient
 from nfdt_client.handle import LEVELS, JobHandle, JobResult, JobStatus, describe_log, status_of
 from nfdt_client.upload import download
 
-from nfdt.cli.job_pictures import draw, plot_job
+from nfdt.cli.job_pictures import draw_progress, plot_job
 from nfdt.cli.options import format_option, log_to_stderr, with_connection
 from nfdt.cli.process import quiet_start
 from nfdt.cli.table import count_of, format_bytes, render, worker_table
@@ -141,7 +141,7 @@ def logs(handle: JobHandle, follow: bool, tail: int | None, since: float | None,
 @with_job
 def attach(handle: JobHandle) -> None:
     """Follow a job until it ends, with Keras' bar on a terminal; the exit code tells how."""
-    draw(handle.events(), sys.stdout, handle.status().epochs)
+    draw_progress(handle.events(), sys.stdout, handle.status().epochs)
     handle.wait()
 
 

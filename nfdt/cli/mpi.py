@@ -88,7 +88,7 @@ def mpi(
         raise UsageError("nfdt mpi: rank 0 serves, the others work. Expected: 2 ranks or more. Received: 1.")
     if launcher_rank.rank:
         with _sigterm_ignored():
-            work(launcher_rank)
+            _run_worker(launcher_rank)
     else:
         end_as_killed()
         given = {"algorithm": algorithm, **settings}
@@ -173,7 +173,7 @@ def _sigterm_ignored() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def work(rank: LauncherRank) -> None:
+def _run_worker(rank: LauncherRank) -> None:
     """Run one worker slot for rank 0's server until the server is gone."""
     rendezvous = await_rendezvous(rendezvous_file(rank, os.environ))
     gpus = find_gpus(os.environ)

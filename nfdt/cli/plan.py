@@ -36,8 +36,8 @@ from nfdt.core.html_page import COLOURS, render_page, render_table
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.presets import DEFAULT_PRESET, PRESETS
 from nfdt.planning.accuracy import measured_trainings
-from nfdt.planning.calibration import RULES, Profile, ProfiledWork, spread_of_ratio, with_overhead
-from nfdt.planning.comparison import TOO_HIGH, TOO_HIGH_TOGETHER, OneMachine, PlannedRun, compare, one_machine, uses
+from nfdt.planning.calibration import DOMINANT_SHARE, Profile, ProfiledWork, spread_of_ratio, with_overhead
+from nfdt.planning.comparison import TOO_HIGH, TOO_HIGH_TOGETHER, OneMachine, PlannedRun, compare, one_machine, suits
 from nfdt.planning.cost_model import Cluster
 from nfdt.planning.forecast import measured_cluster, recommend
 from nfdt.simulate.cluster import parse_cluster, read_cluster
@@ -173,10 +173,10 @@ def _profile_notes(profile: Profile, batch_size: int, count: int | None) -> list
         f"on one worker with one shard; {share:.0f} % of these are not computation ({_ms(worker.exchange_s)} ms of "
         f"each step, {_ms(worker.epoch_end_s)} ms of each epoch)",
     ]
-    if worker.overhead_share >= RULES:
+    if worker.overhead_share >= DOMINANT_SHARE:
         found.append(
             f"overhead rules: {share:.0f} % of a worker's time here. With steps of {_ms(worker.quiet_step_s)} ms of "
-            f"computation or more (larger batches, a larger model) it would be less than {100 * RULES:.0f} %"
+            f"computation or more (larger batches, a larger model) it would be less than {100 * DOMINANT_SHARE:.0f} %"
         )
     return found
 
@@ -220,11 +220,11 @@ def plan(
     chosen = resolve_each(given, algorithms)
     notes: list[str] = []
     if script is None:
-        costs, work = _measured(str(job), **server)
+        costs, work = _work_of_job(str(job), **server)
     else:
         count = chosen[0].cluster.workers
         cluster = described or parse_cluster({"workers": [{"count": count, "speed": 1.0}]})
-        work = _seen(script, chosen[0], profiled=cluster.is_relative)
+        work = _captured_work(script, chosen[0], profiled=cluster.is_relative)
         if work.profile:
             notes += _profile_notes(work.profile, work.batch_size, None if file else count)
             cluster = cluster.measured(work.profile.worker_step(work.batch_size), work.batch_size, work.profile.apply_s)
@@ -233,18 +233,18 @@ def plan(
                 f"no link is described: exchanging 2 x {format_bytes(4 * work.weights)} per step is taken as free"
             )
         costs = costs_of(cluster, work.batch_size, work.weights)
-    usable = [each.algorithm for each in chosen if uses(each.algorithm, len(costs.workers))]
+    usable = [each.algorithm for each in chosen if suits(each.algorithm, len(costs.workers))]
     if idle := ", ".join(each.algorithm.name for each in chosen if each.algorithm not in usable):
         notes.append(f"left out, because they are for several workers: {idle}")
     if not usable:
         raise UsageError(f"--algorithm: expected one that one worker can use, as {DEFAULT_PRESET}. Received: {idle}.")
-    report = PlanReport(work, len(costs.workers), *_planned(work, costs, usable), notes)
+    report = PlanReport(work, len(costs.workers), *_forecasts(work, costs, usable), notes)
     if page is not None:
         write_output("--html", page, report.to_html())
     click.echo(json.dumps(report.to_json(), indent=2) if format_ == "json" else report.text())
 
 
-def _planned(
+def _forecasts(
     work: ProfiledWork, costs: Cluster, algorithms: Sequence[AlgorithmSpec]
 ) -> tuple[OneMachine, list[PlannedRun]]:
     """Return one machine and the presets beside it, with what was measured."""
@@ -258,7 +258,7 @@ def _planned(
     return alone, compare(algorithms, with_overhead(costs, profile.worker), work.samples, alone, spread)
 
 
-def _seen(script: Script, options: Options, *, profiled: bool) -> ProfiledWork:
+def _captured_work(script: Script, options: Options, *, profiled: bool) -> ProfiledWork:
     """Return the size of the script's first ``fit``."""
     with exiting_as_python():
         require_tensorflow("trial steps compute")
@@ -271,7 +271,7 @@ def _seen(script: Script, options: Options, *, profiled: bool) -> ProfiledWork:
     return work
 
 
-def _measured(job: str, **server: str | None) -> tuple[Cluster, ProfiledWork]:
+def _work_of_job(job: str, **server: str | None) -> tuple[Cluster, ProfiledWork]:
     """Return the costs of a job's workers, and its work per epoch."""
     with open_connection(**server) as connection:
         workers = json.loads(connection.show(job).workers_json or "{}")

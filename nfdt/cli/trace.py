@@ -6,9 +6,8 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import click
@@ -21,20 +20,18 @@ from nfdt.core.work.spans import APPLY, KINDS, LEASE, LEASES, LOCK_WAIT, STEPS, 
 
 SERVER = 1  # process number of the job server's row
 # Events that are marks on the server's row, and the fields that name them.
-_MARKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "worker_joined": ("worker",),
-        "worker_lost": ("worker", "reason"),
-        "shard_lost": ("shard", "reason"),
-        "shards_restored": ("seconds",),
-        "groups": ("reason",),
-        "plan": ("reason",),
-        "codec": ("worker", "push"),
-        "stalled": ("waiting_for",),
-        "state": ("state", "reason"),
-    }
-)
-_TRACKS = MappingProxyType({STEPS: "steps", LEASES: "leases"})
+_MARKS = {
+    "worker_joined": ("worker",),
+    "worker_lost": ("worker", "reason"),
+    "shard_lost": ("shard", "reason"),
+    "shards_restored": ("seconds",),
+    "groups": ("reason",),
+    "plan": ("reason",),
+    "codec": ("worker", "push"),
+    "stalled": ("waiting_for",),
+    "state": ("state", "reason"),
+}
+_TRACKS = {STEPS: "steps", LEASES: "leases"}
 
 
 @click.command()
@@ -86,43 +83,35 @@ def _named(process: int, name: str, tracks: Mapping[int, str]) -> list[dict[str,
     return [first, *rows]
 
 
-def _of_server(events: Iterable[Event], zero: float) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+def _span(process: int, track: int, name: str, start_s: float, seconds: float, args: Any) -> dict[str, Any]:
+    """Return the event of a span that begins ``start_s`` after the job's first event."""
+    times = {"ts": _micros(start_s), "dur": _micros(seconds)}
+    return {"ph": "X", "pid": process, "tid": track, "name": name, **times, "args": args}
+
+
+def _of_server(events: Iterable[Event], zero: float) -> Iterator[dict[str, Any]]:
+    """Yield the epochs of a job, and marks for what happened to it."""
     begun: dict[int, float] = {}
     for event in events:
-        place = {"pid": SERVER, "tid": 0, "ts": _micros(event.at - zero)}
         if event.kind == "epoch_begin":
             begun[event.data["epoch"]] = event.at
         elif event.kind == "epoch_end" and (at := begun.get(event.data["epoch"])) is not None:
-            name = f"epoch {event.data['epoch'] + 1}"
-            found.append(
-                {**place, "ph": "X", "name": name, "ts": _micros(at - zero), "dur": _micros(event.at - at), "args": {}}
-            )
+            yield _span(SERVER, 0, f"epoch {event.data['epoch'] + 1}", at - zero, event.at - at, {})
         elif event.kind in _MARKS:
             args = {field: event.data[field] for field in _MARKS[event.kind] if event.data.get(field)}
-            found.append({**place, "ph": "i", "s": "g", "name": event.kind, "args": args})
-    return found
+            mark = {"ph": "i", "s": "g", "name": event.kind, "ts": _micros(event.at - zero), "args": args}
+            yield {"pid": SERVER, "tid": 0, **mark}
 
 
-def _of_process(number: int, name: str, spans: Any, offset_s: float, zero: float) -> list[dict[str, Any]]:
-    """Return the spans of a process, whose clock is ``offset_s`` behind the server's."""
+def _of_process(number: int, name: str, spans: Any, offset_s: float, zero: float) -> Iterator[dict[str, Any]]:
+    """Yield the spans of a process, whose clock is ``offset_s`` behind the server's."""
     on_shard = bool(set(spans["kind"].tolist()) & {APPLY, LOCK_WAIT})
     tracks = sorted(set(spans["track"].tolist()))
-    found = _named(number, name, {track: f"worker-{track}" if on_shard else _TRACKS.get(track, "") for track in tracks})
+    yield from _named(number, name, {t: f"worker-{t}" if on_shard else _TRACKS.get(t, "") for t in tracks})
     for start, seconds, kind, track, value in spans.tolist():
         if kind < len(KINDS):
-            found.append(
-                {
-                    "ph": "X",
-                    "pid": number,
-                    "tid": track,
-                    "name": KINDS[kind],
-                    "ts": _micros(start + offset_s - zero),
-                    "dur": _micros(seconds),
-                    "args": {"tasks" if kind == LEASE else "number": value},
-                }
-            )
-    return found
+            args = {"tasks" if kind == LEASE else "number": value}
+            yield _span(number, track, KINDS[kind], start + offset_s - zero, seconds, args)
 
 
 def _micros(seconds: float) -> float:

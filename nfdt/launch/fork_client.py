@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nfdt.core.host.child_process import NOT_FORKED, ForkedProcess
+from nfdt.core.host.private_files import private
 from nfdt.launch.fork_server import READY
 
 SLOT_MODULE = "nfdt.worker.slot"
@@ -55,7 +56,7 @@ class ForkServerClient:
         # OpenBLAS would start threads when it is imported. Slots do not need them: they compute with TensorFlow.
         environment = {"OPENBLAS_NUM_THREADS": "1", **environment}
         requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as output:
+        with theirs, open(log, "ab", opener=private) as output:
             process = subprocess.Popen(
                 command, env=environment, stdin=theirs.fileno(), stdout=output, stderr=output, start_new_session=True
             )

@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 
 from nfdt.core.host.child_process import ForkedProcess
 from nfdt.core.host.keras_backend import TENSORFLOW, VARIABLE
-from nfdt.core.host.private_files import ensure_folder
+from nfdt.core.host.private_files import ensure_folder, private
 from nfdt.core.jobs.runner import Role
 from nfdt.launch.fork_client import ForkServerClient
 from nfdt.launch.slot_process import (
     SLOT,
     SlotEnd,
     SlotOptions,
-    keep,
+    keep_log,
     shared_environment,
     slot_arguments,
     slot_environment,
@@ -183,7 +183,7 @@ class LocalLauncher:
         if slot.process.pid is None and self._fork_server is not None:  # it was never forked
             log = self._fork_server.log
         if code and self._options.kept_logs is not None:
-            log = keep(log, self._options.kept_logs)
+            log = keep_log(log, self._options.kept_logs)
         end = self._ends[slot.name] = SlotEnd.read(code, log)
         if len(self._ends) > MOST_ENDS:
             del self._ends[next(iter(self._ends))]
@@ -238,13 +238,12 @@ class LocalLauncher:
         return True
 
     def _new_process(self, role: Role, index: int, name: str) -> Process:
-        log = os.open(self._options.logs / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            arguments = slot_arguments(self._options, role, name)
-            environment = slot_environment(self._options, role, index, os.environ)
+        arguments = slot_arguments(self._options, role, name)
+        environment = slot_environment(self._options, role, index, os.environ)
+        with open(self._options.logs / f"{name}.log", "ab", opener=private) as log:
             forked = None
             if environment[VARIABLE] == TENSORFLOW:  # the fork server has loaded it
-                forked = self._fork(arguments, f"nfdt {role} {index}", environment, log)
+                forked = self._fork(arguments, f"nfdt {role} {index}", environment, log.fileno())
             return forked or subprocess.Popen(
                 [*self._options.command, *arguments],
                 env=environment,
@@ -253,13 +252,16 @@ class LocalLauncher:
                 stderr=log,
                 start_new_session=True,
             )
-        finally:
-            os.close(log)
 
     def _fork(self, arguments: list[str], name: str, environment: dict[str, str], log: int) -> ForkedProcess | None:
         """Fork a slot, after starting the fork server if necessary; return None if slots cannot be forked."""
-        if self._fork_server is not None and self._fork_server.returncode is not None:
-            self._drop(self._fork_server)
+        lost = self._fork_server
+        if lost is not None and lost.returncode is not None:
+            _log.warning("the fork server of slots ended with %s; see %s", lost.returncode, lost.log)
+            # Another one would end likewise, unless this one has ever been ready, or was another process's.
+            self._forks_slots = lost.ready or lost.pid is None
+            lost.stop()
+            self._fork_server = None
         if not self._forks_slots:
             return None
         try:
@@ -270,13 +272,6 @@ class LocalLauncher:
         except OSError as error:
             _log.warning("%s is started, not forked: %s", name, error)
             return None
-
-    def _drop(self, fork_server: ForkServerClient) -> None:
-        """Stop a fork server that has ended; another one is started if it has ever been ready, or was another's."""
-        _log.warning("the fork server of slots ended with %s; see %s", fork_server.returncode, fork_server.log)
-        self._forks_slots = fork_server.ready or fork_server.pid is None
-        fork_server.stop()
-        self._fork_server = None
 
 
 def _pause_s(failures: int) -> float:

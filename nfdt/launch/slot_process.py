@@ -148,7 +148,7 @@ def _text_of(log: Path) -> str:
         return ""
 
 
-def keep(log: Path, folder: Path) -> Path:
+def keep_log(log: Path, folder: Path) -> Path:
     """Copy a log to a permanent folder of the newest logs; return the copy's path, or the log's if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -8,7 +8,7 @@ from statistics import median, quantiles
 from nfdt.planning.cost_model import Cluster
 from nfdt.schedulers import StepTime
 
-RULES = 0.25  # share of a worker's epoch from which overhead, everything but computation, dominates it
+DOMINANT_SHARE = 0.25  # share of a worker's epoch from which overhead, everything but computation, dominates it
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class MeasuredWorker:
 
     @property
     def quiet_step_s(self) -> float:
-        """Computation of a step from which the same overhead would be less than ``RULES`` of an epoch."""
-        return (self.epochs.step_s - self.compute_s) * (1 - RULES) / RULES
+        """Computation of a step from which the same overhead would be less than ``DOMINANT_SHARE`` of an epoch."""
+        return (self.epochs.step_s - self.compute_s) * (1 - DOMINANT_SHARE) / DOMINANT_SHARE
 
 
 @dataclass(frozen=True)

@@ -193,8 +193,8 @@ def compare(
     return runs
 
 
-def uses(algorithm: AlgorithmSpec, workers: int) -> bool:
-    """Whether so many workers can use what a preset is made of; one worker has none to wait for or to share with."""
+def suits(algorithm: AlgorithmSpec, workers: int) -> bool:
+    """Whether a preset suits so many workers; one worker has no others to wait for or to share with."""
     alone = algorithm.consistency_facts.independent and algorithm.topology_facts.flat
     shares = find_batch_policy(algorithm.batch).facts.follows_speed or make_task_policy(algorithm.tasks).ends_together
     return workers > 1 or (alone and not shares)
