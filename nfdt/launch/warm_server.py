@@ -175,7 +175,7 @@ def main() -> int:
     with replacing(description_file(folder)) as file:
         file.write(describe(WarmServer(os.getpid(), log, imported)))
     print(json.dumps({"pid": os.getpid()}), flush=True)
-    null = os.open(os.devnull, os.O_RDWR)  # nfdt start reads to the end of our standard output
+    null = os.open(os.devnull, os.O_RDWR)  # nfdt start, which has read the line, closes the pipe
     os.dup2(null, 1)
     os.close(null)
     _log.info("warm server runs: process %d", os.getpid())
