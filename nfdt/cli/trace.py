@@ -20,7 +20,7 @@ from nfdt.core.work.spans import APPLY, KINDS, LEASE, LEASES, LOCK_WAIT, STEPS, 
 
 SERVER = 1  # process number of the job server's row
 # Events that are marks on the server's row, and the fields that name them.
-_MARKS = {
+_MARKS: dict[str, tuple[str, ...]] = {
     "worker_joined": ("worker",),
     "worker_lost": ("worker", "reason"),
     "shard_lost": ("shard", "reason"),
