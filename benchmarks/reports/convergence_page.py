@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.reports import study_pictures, study_tables
@@ -94,7 +95,7 @@ def outputs(pages: Mapping[Path, str], study: Study) -> dict[Path, str]:
         if picture := drawn(study):
             made[PICTURE_FOLDER / f"convergence_{name}.svg"] = picture
     if trainings := measured(study):
-        made[DATA_FILE] = json.dumps([training.to_json() for training in trainings], indent=1) + "\n"
+        made[DATA_FILE] = json.dumps([asdict(training) for training in trainings], indent=1) + "\n"
     return made
 
 

@@ -7,7 +7,7 @@ message on stderr and its exit code.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -17,8 +17,21 @@ from nfdt.cli.script import INTERRUPTED
 from nfdt.core.errors import NfdtError
 
 
-class Commands(click.Group):
-    """A click group that turns NFDT errors and interrupts into messages and exit codes."""
+class LazyCommands(click.Group):
+    """A group whose commands are imported when they run, or are asked for their own help.
+
+    NFDT errors and interrupts become messages and exit codes.
+
+    Args:
+        *args: Arguments of ``click.Group``.
+        homes: ``MODULE:ATTRIBUTE`` of each command.
+        summaries: First sentence of each command's help, for the group's help.
+        **kwargs: Arguments of ``click.Group``.
+    """
+
+    def __init__(self, *args: Any, homes: Mapping[str, str], summaries: Mapping[str, str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._homes, self._summaries = homes, summaries
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the chosen command."""
@@ -31,64 +44,26 @@ class Commands(click.Group):
             click.echo("Interrupted.", err=True)
             ctx.exit(INTERRUPTED)
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands."""
+        return sorted(self._homes)
 
-class _Imported(MutableMapping[str, click.Command]):
-    """Commands by name; one that is ``MODULE:ATTRIBUTE`` is imported when it is looked up."""
-
-    def __init__(self, homes: Mapping[str, str]) -> None:
-        self._homes = dict(homes)
-        self._found: dict[str, click.Command] = {}
-
-    def __getitem__(self, name: str) -> click.Command:
-        if name not in self._found:
-            module, attribute = self._homes[name].split(":")
-            self._found[name] = getattr(importlib.import_module(module), attribute)
-        return self._found[name]
-
-    def __setitem__(self, name: str, command: click.Command) -> None:
-        self._homes[name] = ""
-        self._found[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._homes[name]
-        self._found.pop(name, None)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._homes)
-
-    def __len__(self) -> int:
-        return len(self._homes)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._homes
-
-
-class LazyCommands(Commands):
-    """A group whose commands are imported when they are invoked, or asked for their own help.
-
-    Args:
-        *args: Arguments of ``click.Group``.
-        homes: ``MODULE:ATTRIBUTE`` of each command.
-        summaries: First sentence of each command's help, for the group's help.
-        **kwargs: Arguments of ``click.Group``.
-    """
-
-    def __init__(self, *args: Any, homes: Mapping[str, str], summaries: Mapping[str, str], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.commands = _Imported(homes)
-        self._summaries = summaries
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command."""
+        if cmd_name not in self._homes:
+            return None
+        module, attribute = self._homes[cmd_name].split(":")
+        found: click.Command = getattr(importlib.import_module(module), attribute)
+        return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands with their summaries, without importing them."""
         names = self.list_commands(ctx)
-        limit = formatter.width - 6 - max(map(len, names))
+        limit = formatter.width - 6 - max(map(len, names))  # as click shortens help to fit beside the names
         with formatter.section("Commands"):
-            formatter.write_dl([(name, _shortened(self._summaries[name], limit)) for name in names])
-
-
-def _shortened(summary: str, limit: int) -> str:
-    """Return a summary as click shortens that of a command."""
-    return click.Command(None, help=summary).get_short_help_str(limit)
+            formatter.write_dl(
+                [(name, click.Command(None, help=self._summaries[name]).get_short_help_str(limit)) for name in names]
+            )
 
 
 SUMMARIES = {
@@ -143,7 +118,7 @@ def cli() -> None:
 
 @click.group(
     cls=LazyCommands,
-    homes={"run": "nfdt.cli.ring_run:run", "doctor": "nfdt.cli.doctor:doctor"},
+    homes={"run": "nfdt.cli.run:hfdt_run", "doctor": "nfdt.cli.doctor:doctor"},
     summaries=HFDT_SUMMARIES,
     context_settings=_SETTINGS,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nfdt.cli.options import FILE, ScriptCommand, script_argument
+from nfdt.cli.options import FILE, ScriptCommand, script_argument, write_output
 from nfdt.cli.process import end_on_sigterm
 from nfdt.cli.script import Script
 from nfdt.cli.table import render
@@ -75,15 +76,8 @@ def _new_folder(path: Path) -> Path:
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report there.")
 @click.option("--logs", type=click.Path(path_type=Path), help="New folder for the logs; kept in any case.")
 @click.option("--patience", type=click.FloatRange(1), default=300.0, show_default=True, metavar="SECONDS")
-@click.pass_context
 def chaos(
-    context: click.Context,
-    schedule: str,
-    script: Script | None,
-    compare: bool,
-    json_file: Path | None,
-    logs: Path | None,
-    patience: float,
+    schedule: str, script: Script | None, compare: bool, json_file: Path | None, logs: Path | None, patience: float
 ) -> None:
     """Run SCRIPT on a cluster of this machine, inject the faults of SCHEDULE, and report what became of each.
 
@@ -115,7 +109,7 @@ def chaos(
 
     undisturbed = record = counted = counts = None
     if script is not None:
-        words = [*(["-m"] if script.is_module else []), script.name, *script.args]
+        words = script.words
         undisturbed = run("undisturbed", words, faults=False) if compare else None
         record = run("chaos", words)
     if not reason:
@@ -126,10 +120,10 @@ def chaos(
     assert record is not None, "a script is required where weights do not count"
     report = make_report(record, undisturbed, counting=counting, counts=counts, why_not_counted=reason)
     if json_file is not None:
-        json_file.write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
+        write_output("--json", json_file, json.dumps(report.as_json(), indent=1) + "\n")
     click.echo(describe_report(report))
     if report.survived and logs is None:
         shutil.rmtree(folder, ignore_errors=True)
     else:
         click.echo(f"logs in {folder}", err=True)
-    context.exit(0 if report.survived else 1)
+    sys.exit(0 if report.survived else 1)

@@ -8,16 +8,16 @@ from dataclasses import asdict
 import click
 from nfdt_client.options import resolve
 
-from nfdt.cli.options import parse_settings
+from nfdt.cli.options import format_option, settings_option
 from nfdt.cli.table import render
 
 
 @click.command()
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="As if given to `nfdt run`.")
-@click.option("--format", "format_", type=click.Choice(["text", "json"]), default="text", help="How to print.")
-def config(settings: tuple[str, ...], format_: str) -> None:
+@settings_option("As if given to `nfdt run`.")
+@format_option("How to print.")
+def config(settings: dict[str, str], format_: str) -> None:
     """Print every option, its value and where it came from."""
-    found = resolve(parse_settings(settings)).settings
+    found = resolve(settings).settings
     if format_ == "json":
         click.echo(json.dumps({name: asdict(setting) for name, setting in found.items()}, indent=2))
         return

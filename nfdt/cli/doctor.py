@@ -15,6 +15,8 @@ from typing import Literal
 
 import click
 
+from nfdt.cli.options import format_option
+
 Verdict = Literal["ok", "optional", "missing"]
 PROBE_TIMEOUT_S = 60
 _TENSORFLOW_PROBE = """
@@ -45,9 +47,26 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _run_quietly(command: list[str]) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)
+def _probe(subject: str, verdict: Verdict, program: str, remedy: str, prefix: str = "") -> Finding | str:
+    """Run a program in a process of its own, which a broken installation can abort.
+
+    Returns:
+        The last line that the program prints; if it fails, the finding with this verdict and remedy.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+            capture_output=True,
+            text=True,
+            timeout=PROBE_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return Finding(subject, verdict, f"its import took longer than {PROBE_TIMEOUT_S} s", "try again")
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return Finding(subject, verdict, prefix + reason, remedy)
+    return done.stdout.strip().splitlines()[-1]
 
 
 def _packages() -> Iterator[Finding]:
@@ -59,17 +78,12 @@ def _packages() -> Iterator[Finding]:
 
 
 def _tensorflow() -> Iterator[Finding]:
-    """Import TensorFlow in a separate process, because a broken installation can abort the process that loads it."""
-    try:
-        done = _run_quietly([sys.executable, "-c", _TENSORFLOW_PROBE])
-    except subprocess.TimeoutExpired:
-        yield Finding("tensorflow", "missing", f"its import took longer than {PROBE_TIMEOUT_S} s", "try again")
+    remedy = "pip install '.[cpu]' (GPU: '.[tensorflow]') in NFDT's checkout"
+    found = _probe("tensorflow", "missing", _TENSORFLOW_PROBE, remedy)
+    if isinstance(found, Finding):
+        yield found
         return
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        yield Finding("tensorflow", "missing", reason, "pip install '.[cpu]' (GPU: '.[tensorflow]') in NFDT's checkout")
-        return
-    version, gpus = json.loads(done.stdout.strip().splitlines()[-1])
+    version, gpus = json.loads(found)
     yield Finding("tensorflow", "ok", version)
     yield Finding("gpus", "ok" if gpus else "optional", ", ".join(gpus) or "none: workers use the cores")
 
@@ -109,14 +123,8 @@ def _horovod() -> Finding:
     version, remedy = _version("horovod"), "./scripts/install-horovod"
     if version is None:
         return Finding("horovod", "optional", "not installed: needed for hfdt and allreduce only", remedy)
-    try:
-        done = _run_quietly([sys.executable, "-c", _HOROVOD_PROBE])
-    except subprocess.TimeoutExpired:
-        return Finding("horovod", "optional", f"its import took longer than {PROBE_TIMEOUT_S} s", "try again")
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return Finding("horovod", "optional", f"{version} does not load: {reason}", remedy)
-    return Finding("horovod", "ok", f"{version} with {done.stdout.strip().splitlines()[-1]}")
+    found = _probe("horovod", "optional", _HOROVOD_PROBE, remedy, f"{version} does not load: ")
+    return found if isinstance(found, Finding) else Finding("horovod", "ok", f"{version} with {found}")
 
 
 def examine() -> Iterator[Finding]:
@@ -128,9 +136,8 @@ def examine() -> Iterator[Finding]:
 
 
 @click.command()
-@click.option("--format", "format_", type=click.Choice(["text", "json"]), default="text", help="How to print.")
-@click.pass_context
-def doctor(context: click.Context, format_: str) -> None:
+@format_option("How to print.")
+def doctor(format_: str) -> None:
     """Say what works on this machine, and what to do about the rest (exit code 1 if training cannot work)."""
     findings = []
     if format_ == "text":
@@ -142,7 +149,7 @@ def doctor(context: click.Context, format_: str) -> None:
             click.echo(_line(finding.subject, finding.verdict, detail))
     if format_ == "json":
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
-    context.exit(int(any(finding.verdict == "missing" for finding in findings)))
+    sys.exit(any(finding.verdict == "missing" for finding in findings))
 
 
 def _line(subject: str, verdict: str, detail: str) -> str:

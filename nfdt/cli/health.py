@@ -23,13 +23,11 @@ def health(server: str, ca_file: str | None, timeout_s: float) -> None:
     require_server_packages("nfdt health")
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    channel = open_channel(server, "", ca_file=ca_file)
     try:
-        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+        with open_channel(server, "", ca_file=ca_file) as channel:
+            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
     except grpc.RpcError as error:
         raise ServerUnreachable(f"{server} does not answer within {timeout_s:g} s: {error.details()}.") from None
-    finally:
-        channel.close()
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
         raise ServerUnreachable(f"{server} answers, but does not serve.")
     click.echo(f"{server} serves")

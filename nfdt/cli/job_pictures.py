@@ -1,4 +1,4 @@
-"""Pictures of a job: bars of its epochs on a terminal, as Keras' own, and a file with its metrics and speeds."""
+"""Progress bars of a job's epochs on a terminal, in Keras' style, and plots of its metrics and speeds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIDTH = 20  # of a bar, in characters
 SUFFIXES = (".png", ".svg", ".pdf")
 
 
-def draw(events: Iterable[Event], out: TextIO, epochs: int) -> None:
+def draw_progress(events: Iterable[Event], out: TextIO, epochs: int) -> None:
     """Draw events as they come: on a terminal a bar for each epoch, which stays below other lines; else lines alone.
 
     Args:
@@ -73,7 +73,7 @@ def _clock(seconds: float) -> str:
 
 
 def plot_job(status: JobStatus, events: Sequence[Event], path: Path) -> None:
-    """Draw the picture into a file.
+    """Plot the metrics of each epoch and the speed of each worker into a file.
 
     Args:
         status: Description of the job.
@@ -91,6 +91,7 @@ def plot_job(status: JobStatus, events: Sequence[Event], path: Path) -> None:
     epochs = {event.data["epoch"] + 1: epoch_logs(event.data) for event in events if event.kind == "epoch_end"}
     if not epochs:
         raise UsageError(f"Job {status.job_id}: expected an epoch that has ended. Received: none so far.")
+    # Not pyplot: it would choose a backend with windows, and keep figures for the rest of the process.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -10,39 +11,36 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import numpy as np
+from nfdt_client.connection import JobsClient
 from nfdt_client.handle import LEVELS, JobHandle, JobResult, JobStatus, describe_log, status_of
 from nfdt_client.upload import download
 
-from nfdt.cli.job_pictures import draw, plot_job
-from nfdt.cli.options import connection_options, log_to_stderr, open_connection
+from nfdt.cli.job_pictures import draw_progress, plot_job
+from nfdt.cli.options import format_option, log_to_stderr, with_connection
 from nfdt.cli.process import quiet_start
 from nfdt.cli.table import count_of, format_bytes, render, worker_table
 from nfdt.core.errors import UsageError
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.model.program.manifest import Manifest
 
-_CliCommand = TypeVar("_CliCommand", bound=Callable[..., Any])
-
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-format_option = click.option("--format", "format_", type=click.Choice(["text", "json"]), default="text")
 SUFFIXES = (".keras", ".npz")
 
 
 def with_job(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a command: replace its argument, a job id, by the handle of that job."""
+    """Add the argument ``ID``, and call the command with the handle of that job first."""
 
-    @connection_options
+    @with_connection
     @click.argument("job_id", metavar="ID")
     @wraps(command)
-    def connected(job_id: str, server: str | None, token_file: str | None, ca_file: str | None, **rest: Any) -> None:
-        with open_connection(server, token_file, ca_file) as connection:
-            command(JobHandle(job_id, connection), **rest)
+    def for_job(connection: JobsClient, job_id: str, **rest: Any) -> None:
+        command(JobHandle(job_id, connection), **rest)
 
-    return connected
+    return for_job
 
 
 @click.group()
@@ -54,12 +52,9 @@ def _read_age(context: click.Context, parameter: click.Parameter, text: str | No
     """Return the seconds of ``30m``, ``12h`` or ``7d``; None if the option is not given."""
     if text is None:
         return None
-    number, unit = text[:-1], UNITS.get(text[-1:])
-    try:
-        if unit is not None and 0 <= (seconds := float(number) * unit) < float("inf"):
+    with contextlib.suppress(ValueError, KeyError):
+        if 0 <= (seconds := float(text[:-1]) * UNITS[text[-1:]]) < float("inf"):
             return seconds
-    except ValueError:
-        pass
     raise click.BadParameter(f"expected a number and s, m, h or d, as in 12h. Received: {text!r}.", context, parameter)
 
 
@@ -91,12 +86,11 @@ def _row(status: JobStatus) -> tuple[str, ...]:
 
 
 @jobs.command("list")
-@format_option
-@connection_options
-def list_(format_: str, server: str | None, token_file: str | None, ca_file: str | None) -> None:
+@format_option()
+@with_connection
+def list_(connection: JobsClient, format_: str) -> None:
     """List the jobs of a server, oldest first."""
-    with open_connection(server, token_file, ca_file) as connection:
-        statuses = [status_of(description) for description in connection.list()]
+    statuses = [status_of(description) for description in connection.list()]
     if format_ == "json":
         click.echo(json.dumps([asdict(status) for status in statuses], indent=2))
     else:
@@ -122,7 +116,7 @@ def _description(status: JobStatus) -> str:
 
 
 @jobs.command()
-@format_option
+@format_option()
 @with_job
 def show(handle: JobHandle, format_: str) -> None:
     """Show one job: state, numbers, and what each worker did."""
@@ -147,7 +141,7 @@ def logs(handle: JobHandle, follow: bool, tail: int | None, since: float | None,
 @with_job
 def attach(handle: JobHandle) -> None:
     """Follow a job until it ends, with Keras' bar on a terminal; the exit code tells how."""
-    draw(handle.events(), sys.stdout, handle.status().epochs)
+    draw_progress(handle.events(), sys.stdout, handle.status().epochs)
     handle.wait()
 
 
@@ -169,85 +163,82 @@ def cancel(handle: JobHandle, reason: str) -> None:
 
 
 @jobs.command()
-@connection_options
+@with_connection
 @click.argument("job_id", metavar="ID")
-def resume(job_id: str, server: str | None, token_file: str | None, ca_file: str | None) -> None:
+def resume(connection: JobsClient, job_id: str) -> None:
     """Go on from the last epoch's state of a failed or cancelled job, as a new detached job; prints its id."""
-    with open_connection(server, token_file, ca_file) as connection:
-        click.echo(connection.resume(job_id))
+    click.echo(connection.resume(job_id))
 
 
 @jobs.command()
-@connection_options
+@with_connection
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
-def delete(job_ids: tuple[str, ...], server: str | None, token_file: str | None, ca_file: str | None) -> None:
+def delete(connection: JobsClient, job_ids: tuple[str, ...]) -> None:
     """Remove jobs that have ended, with their logs, states and data that no other job needs."""
-    with open_connection(server, token_file, ca_file) as connection:
-        for job_id in job_ids:
-            click.echo(_deleted(connection.delete(job_id)), err=True)
+    for job_id in job_ids:
+        click.echo(_deleted(connection.delete(job_id)), err=True)
 
 
 @jobs.command()
 @click.option("--older-than", default="7d", show_default=True, callback=_read_age, metavar="AGE", help="30m, 12h, 7d")
-@connection_options
-def prune(older_than: float, server: str | None, token_file: str | None, ca_file: str | None) -> None:
+@with_connection
+def prune(connection: JobsClient, older_than: float) -> None:
     """Remove all jobs that ended so long ago, as `delete` does."""
-    with open_connection(server, token_file, ca_file) as connection:
-        click.echo(_deleted(connection.delete(older_than_s=older_than)), err=True)
+    click.echo(_deleted(connection.delete(older_than_s=older_than)), err=True)
 
 
 def _deleted(reply: pb.DeleteReply) -> str:
     return f"deleted {', '.join(reply.job_ids) or 'no job'}: {format_bytes(reply.bytes)} are free"
 
 
-@jobs.command()
-@click.option("--output", required=True, type=click.Path(path_type=Path), help="m.keras, or m.npz for the weights.")
-@connection_options
-@click.argument("job_id", metavar="ID")
-def result(job_id: str, output: Path, server: str | None, token_file: str | None, ca_file: str | None) -> None:
-    """Wait for a job's end and save what it trained."""
-    log_to_stderr("warning")
-    check_output(output)
-    with open_connection(server, token_file, ca_file) as connection:
-        save(JobHandle(job_id, connection).result(), output, lambda name: download(connection, name))
-    click.echo(f"saved {output}", err=True)
-
-
-def check_output(path: Path) -> None:
-    """Raise UsageError unless ``path`` can become a result file."""
+def _result_file(_context: click.Context, _parameter: click.Parameter, path: Path) -> Path:
+    """Return the path if a result can be written there; refuse another before the job is waited for."""
     if path.suffix not in SUFFIXES:
         raise UsageError(f"--output: expected a name that ends in {' or '.join(SUFFIXES)}. Received: {path}.")
     if not path.resolve().parent.is_dir():
         raise UsageError(f"--output: the directory {path.resolve().parent} does not exist.")
+    return path
 
 
-def save(result: JobResult, path: Path, read: Callable[[str], bytes]) -> None:
-    """Write the result to ``path``: the whole model (``.keras``) or the trainable variables by name (``.npz``).
+@jobs.command()
+@click.option(
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path),
+    callback=_result_file,
+    help="m.keras, or m.npz for the weights.",
+)
+@with_connection
+@click.argument("job_id", metavar="ID")
+def result(connection: JobsClient, job_id: str, output: Path) -> None:
+    """Wait for a job's end and save what it trained."""
+    log_to_stderr("warning")
+    _save(JobHandle(job_id, connection).result(), output, lambda name: download(connection, name))
+    click.echo(f"saved {output}", err=True)
+
+
+def _save(result: JobResult, path: Path, read: Callable[[str], bytes]) -> None:
+    """Write the whole model (``.keras``), or the trainable variables by name (``.npz``).
 
     Args:
         result: Result of the job.
-        path: The file; see :func:`check_output`.
+        path: The file.
         read: Returns an artifact of the job's server by its name.
 
     Raises:
         PolicyRefused: a ``.keras`` file of a job that carries code; data from a server are never unpickled here.
     """
-    if path.suffix == ".keras":
-        rebuild(result, read).save(path)
+    manifest = Manifest(result.manifest)
+    if path.suffix == ".npz":
+        slots = manifest.layout.slots
+        named: dict[str, Any] = {slot.name: array for slot, array in zip(slots, result.weights, strict=True)}
+        np.savez(path, **named)
         return
-    layout = Manifest(result.manifest).layout
-    named: dict[str, Any] = {slot.name: array for slot, array in zip(layout.slots, result.weights, strict=True)}
-    with path.open("wb") as file:
-        np.savez(file, **named)
-
-
-def rebuild(result: JobResult, read: Callable[[str], bytes]) -> Any:
-    """Rebuild the job's Keras model with its trained weights, optimizer and untrained state."""
     with quiet_start():
         from nfdt.model.program.unpack import unpack
 
-    model = unpack(Manifest(result.manifest), read, allow_code=False)
+    model = unpack(manifest, read, allow_code=False)
     if model.optimizer is not None:
         model.optimizer.build(model.trainable_variables)
     result.apply_to(model)
-    return model
+    model.save(path)

@@ -38,25 +38,25 @@ def local_server(options: Options) -> Iterator[StartedServer | None]:
         requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         undo.callback(theirs.close)
         with requests:
-            cluster = options.cluster
-            server = EmbeddedServer(
-                cluster.workers, cluster.shards, fork_server=requests, warm=options.warm, ui=options.ui
-            )
+            workers, shards = options.cluster.workers, options.cluster.shards
+            server = EmbeddedServer(workers, shards, fork_server=requests, warm=options.warm, ui=options.ui)
             undo.callback(server.stop)
             server.start()
         if server.is_warm:
             yield server
             return
         environment = server_environment()
+        shown = logging.getLogger().isEnabledFor(logging.DEBUG)
         try:
-            _import_slots()
+            with nullcontext() if shown else quiet_start(), quick_imports():
+                import_slots(serves_scripts=True)
         except ImportError as error:  # the session reports it
             _log.info("Slots are not forked from this process: %s", error)
             yield server
             return
-        forked = fork_server_here(theirs, environment, Path(server.folder) / FORK_SERVER_LOG)
-        if forked is not None:
-            undo.callback(forked.stop)
+        await_fork_server = fork_server_here(theirs, environment, Path(server.folder) / FORK_SERVER_LOG)
+        if await_fork_server is not None:
+            undo.callback(await_fork_server)
             undo.callback(server.stop)  # first: then the fork server ends by itself
         yield server
 
@@ -75,9 +75,3 @@ def _is_forkable(options: Options) -> bool:
         and "keras" not in sys.modules
         and not find_gpus(os.environ)
     )
-
-
-def _import_slots() -> None:
-    shown = logging.getLogger().isEnabledFor(logging.DEBUG)
-    with nullcontext() if shown else quiet_start(), quick_imports():
-        import_slots(serves_scripts=True)

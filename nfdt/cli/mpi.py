@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,7 @@ import click
 from nfdt_client.embedded import EmbeddedServer
 from nfdt_client.options import resolve
 
-from nfdt.cli.options import (
-    FILE,
-    ScriptCommand,
-    log_to_stderr,
-    parse_settings,
-    script_argument,
-    training_options,
-)
+from nfdt.cli.options import FILE, ScriptCommand, log_to_stderr, script_argument, training_options
 from nfdt.cli.process import end_as_killed
 from nfdt.cli.run import train_script
 from nfdt.cli.script import Script
@@ -46,34 +38,24 @@ def on_one_host(rank: LauncherRank, environment: Mapping[str, str]) -> bool:
     return any(environment.get(name) == str(rank.size) for name in _LOCAL_SIZES)
 
 
-@dataclass(frozen=True)
-class Network:
-    """Options for connections to rank 0 from other machines; unused when all ranks are on one machine."""
+@contextmanager
+def _listening(
+    host: str | None, tls_cert: str | None, tls_key: str | None, insecure: bool
+) -> Iterator[tuple[list[str], str]]:
+    """Yield the arguments of a server for other machines, and the PEM certificates that its peers trust.
 
-    host: str | None = None
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    insecure: bool = False
-
-    @contextmanager
-    def listening(self) -> Iterator[tuple[list[str], str]]:
-        """Yield the arguments of a server for other machines, and the PEM certificates that its peers trust.
-
-        Unless the options name a certificate, an authority that exists for this launch alone issues one.
-        """
-        host = self.host or public_host()
-        listen = ["--listen", join_address(host, 0)]
-        if self.tls_cert:
-            yield [*listen, "--tls-cert", self.tls_cert, "--tls-key", self.tls_key or ""], _text(self.tls_cert)
-        elif self.insecure:
-            yield [*listen, "--insecure"], ""
-        else:
-            with one_time_tls(certificate_hosts(host)) as tls:
-                yield [*listen, "--tls-cert", str(tls.cert), "--tls-key", str(tls.key)], tls.authority.decode()
-
-
-def _text(path: str) -> str:
-    return Path(path).read_text(encoding="ascii")
+    Unless the options name a certificate, an authority that exists for this launch alone issues one.
+    """
+    host = host or public_host()
+    listen = ["--listen", join_address(host, 0)]
+    if tls_cert:
+        authority = Path(tls_cert).read_text(encoding="ascii")
+        yield [*listen, "--tls-cert", tls_cert, "--tls-key", tls_key or ""], authority
+    elif insecure:
+        yield [*listen, "--insecure"], ""
+    else:
+        with one_time_tls(certificate_hosts(host)) as tls:
+            yield [*listen, "--tls-cert", str(tls.cert), "--tls-key", str(tls.key)], tls.authority.decode()
 
 
 @click.command(cls=ScriptCommand)
@@ -86,11 +68,9 @@ def _text(path: str) -> str:
     "--insecure-allreduce", is_flag=True, help="Let ranks on several machines exchange gradients in plain text."
 )
 @script_argument()
-@click.pass_context
 def mpi(
-    context: click.Context,
     script: Script,
-    settings: tuple[str, ...],
+    settings: dict[str, str],
     log_level: str,
     algorithm: str | None,
     insecure_allreduce: bool,
@@ -108,15 +88,15 @@ def mpi(
         raise UsageError("nfdt mpi: rank 0 serves, the others work. Expected: 2 ranks or more. Received: 1.")
     if launcher_rank.rank:
         with _sigterm_ignored():
-            work(launcher_rank)
+            _run_worker(launcher_rank)
     else:
         end_as_killed()
-        given = {"algorithm": algorithm, **parse_settings(settings)}
-        with _serving(launcher_rank, Network(**network), insecure_allreduce=insecure_allreduce) as connection:
+        given = {"algorithm": algorithm, **settings}
+        with _serving(launcher_rank, network, insecure_allreduce=insecure_allreduce) as connection:
             from nfdt_client.decorator import session
 
             options = rank_options({**given, **connection}, launcher_rank.size - 1)
-            train_script(context, script, session(options=options))
+            train_script(script, session(options=options))
 
 
 def rank_options(given: Mapping[str, Any], workers: int) -> dict[str, Any]:
@@ -147,8 +127,13 @@ def rank_options(given: Mapping[str, Any], workers: int) -> dict[str, Any]:
 
 
 @contextmanager
-def _serving(rank: LauncherRank, network: Network, *, insecure_allreduce: bool) -> Iterator[dict[str, str | None]]:
+def _serving(rank: LauncherRank, network: Mapping[str, Any], *, insecure_allreduce: bool) -> Iterator[dict[str, Any]]:
     """Run a job server in a separate process and publish its address to the other ranks; for rank 0.
+
+    Args:
+        rank: This rank.
+        network: Options for connections from other machines; unused when all ranks are on this one.
+        insecure_allreduce: Whether ranks on several machines may exchange gradients in plain text.
 
     Yields:
         Options of a session that uses the server.
@@ -157,7 +142,7 @@ def _serving(rank: LauncherRank, network: Network, *, insecure_allreduce: bool) 
         if on_one_host(rank, os.environ):
             arguments, authority = ["--listen", "127.0.0.1:0"], ""
         else:
-            arguments, authority = stack.enter_context(network.listening())
+            arguments, authority = stack.enter_context(_listening(**network))
         rings = ["--insecure-allreduce"] if insecure_allreduce else []
         server = EmbeddedServer(0, 1, network=[*arguments, *rings])
         stack.callback(server.stop)
@@ -166,17 +151,12 @@ def _serving(rank: LauncherRank, network: Network, *, insecure_allreduce: bool) 
         rendezvous = RendezvousInfo(server.address(), server.token, authority)
         stack.enter_context(publish_rendezvous(rendezvous_file(rank, os.environ), rendezvous))
         ca_file = stack.enter_context(_trusted(rendezvous))
-        yield {"server": rendezvous.address, "token": rendezvous.token, "ca_file": ca_file}
+        yield {"server": rendezvous.address, "token": rendezvous.token, "ca_file": ca_file and str(ca_file)}
 
 
-@contextmanager
-def _trusted(rendezvous: RendezvousInfo) -> Iterator[str | None]:
-    """Yield the file of the certificates to trust, which exists until the block ends; None without TLS."""
-    if not rendezvous.authority:
-        yield None
-        return
-    with authority_file(rendezvous.authority) as path:
-        yield str(path)
+def _trusted(rendezvous: RendezvousInfo) -> AbstractContextManager[Path | None]:
+    """Provide the file of the certificates to trust, which exists until the block ends; None without TLS."""
+    return authority_file(rendezvous.authority) if rendezvous.authority else nullcontext()
 
 
 @contextmanager
@@ -193,7 +173,7 @@ def _sigterm_ignored() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def work(rank: LauncherRank) -> None:
+def _run_worker(rank: LauncherRank) -> None:
     """Run one worker slot for rank 0's server until the server is gone."""
     rendezvous = await_rendezvous(rendezvous_file(rank, os.environ))
     gpus = find_gpus(os.environ)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import closing, contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
@@ -40,79 +42,95 @@ class ScriptCommand(click.Command):
         while at < len(args) and args[at].startswith("-") and args[at] != "--" and args[at][:2] != "-m":
             at += 2 if takes_value.get(args[at]) else 1
         ours, rest = args[:at], args[at:]
+        # click would read -m as an option of ours, and -mMODULE as several: "--" ends our options before it.
         if rest and rest[0][:2] == "-m":
             rest = ["--", "-m", *([rest[0][2:]] if rest[0] != "-m" else []), *rest[1:]]
         return super().parse_args(ctx, [*ours, *rest])
 
 
 def script_argument(*, required: bool = True) -> Callable[[_CliCommand], _CliCommand]:
-    """Add ``SCRIPT ARGS`` or ``-m MODULE ARGS`` to a :class:`ScriptCommand`, as the parameter ``script``."""
+    """Add ``SCRIPT ARGS`` or ``-m MODULE ARGS`` to a :class:`ScriptCommand`, as the parameter ``script``.
+
+    A script that cannot be compiled ends the command as it would end Python, before anything is started.
+    """
 
     def read(context: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> Script | None:
         if not words:
             return None
-        if words[0] != "-m":
-            FILE.convert(words[0], parameter, context)
-            return _checked(Script(words[0], words[1:]), context)
-        if len(words) == 1:
+        script = Script.from_words(words)
+        if not script.is_module:
+            FILE.convert(script.name, parameter, context)
+        elif not script.name:
             raise click.BadParameter("-m: expected the name of a module after it.", context, parameter)
-        return _checked(Script(words[1], words[2:], is_module=True), context)
+        try:
+            check_script(script)
+        except (SyntaxError, ValueError, OSError) as error:
+            _exit_as_python(error)
+        return script
 
     metavar = "SCRIPT|-m MODULE [ARGS]..."
     return click.argument("script", nargs=-1, type=click.UNPROCESSED, required=required, callback=read, metavar=metavar)
 
 
-def _checked(script: Script, context: click.Context) -> Script:
-    """Return the script; end the command as Python would, before it starts anything, if it cannot be compiled."""
+@contextmanager
+def exiting_as_python() -> Iterator[None]:
+    """End the command as Python ends a script that raises: with its traceback on stderr, and its exit code."""
     try:
-        check_script(script)
-    except (SyntaxError, ValueError, OSError) as error:
-        click.echo(describe_failure(error), err=True)
-        context.exit(exit_code_of(error))
-    return script
+        yield
+    except BaseException as error:  # SystemExit and KeyboardInterrupt have exit codes of their own
+        _exit_as_python(error)
 
 
-def _server_options(command: _CliCommand, server_help: str) -> _CliCommand:
-    for option in (
-        click.option("--ca-file", type=FILE, help="Certificates to trust; turns TLS on."),
-        click.option("--token-file", type=FILE, help="File with the server's token (or NFDT_TOKEN)."),
-        click.option("--server", metavar="HOST:PORT", help=server_help),
-    ):
-        command = option(command)
-    return command
+def _exit_as_python(error: BaseException) -> NoReturn:
+    if message := describe_failure(error):
+        click.echo(message, err=True)
+    click.get_current_context().exit(exit_code_of(error))
 
 
-def server_options(command: _CliCommand) -> _CliCommand:
-    """Add ``--server --token-file --ca-file`` to a command that trains: address, secret and certificates."""
-    return _server_options(command, "Job server; without it everything runs here.")
-
-
-def connection_options(command: _CliCommand) -> _CliCommand:
-    """Add the same options to a command that asks a job server, for :func:`open_connection`."""
-    return _server_options(command, "Job server; without it, that of your script that trains on this machine.")
-
-
-def training_options(default_algorithm: str) -> Callable[[_CliCommand], _CliCommand]:
-    """Add ``--algorithm --set --log-level``; ``default_algorithm`` is the preset without the first one."""
+def combined(*options: Callable[[_CliCommand], _CliCommand]) -> Callable[[_CliCommand], _CliCommand]:
+    """Return a decorator that adds several options to a command, in this order."""
 
     def add(command: _CliCommand) -> _CliCommand:
-        for option in (
-            click.option("--log-level", type=LOG_LEVELS, default="warning", help="What nfdt itself logs to stderr."),
-            click.option(
-                "--set",
-                "settings",
-                multiple=True,
-                metavar="KEY=VALUE",
-                help="Any other option of `nfdt config`, which lists them; repeatable.",
-            ),
-            click.option(
-                "--algorithm", metavar="NAME", help=f"One of {', '.join(PRESETS)}. Default: {default_algorithm}."
-            ),
-        ):
+        for option in reversed(options):
             command = option(command)
         return command
 
     return add
+
+
+def _server_options(server_help: str) -> Callable[[_CliCommand], _CliCommand]:
+    return combined(
+        click.option("--server", metavar="HOST:PORT", help=server_help),
+        click.option("--token-file", type=FILE, help="File with the server's token (or NFDT_TOKEN)."),
+        click.option("--ca-file", type=FILE, help="Certificates to trust; turns TLS on."),
+    )
+
+
+server_options = _server_options("Job server; without it everything runs here.")
+"""Adds ``--server --token-file --ca-file`` to a command that trains."""
+
+
+def with_connection(command: Callable[..., None]) -> Callable[..., None]:
+    """Add ``--server --token-file --ca-file``, and call the command with a connection to that job server first."""
+
+    @_server_options("Job server; without it, that of your script that trains on this machine.")
+    @wraps(command)
+    def connected(*, server: str | None, token_file: str | None, ca_file: str | None, **rest: Any) -> None:
+        with open_connection(server, token_file, ca_file) as connection:
+            command(connection, **rest)
+
+    return connected
+
+
+def settings_option(text: str = "Any other option; repeatable.") -> Callable[[_CliCommand], _CliCommand]:
+    """Add ``--set KEY=VALUE``, as the parameter ``settings``: a mapping."""
+    return click.option(
+        *("--set", "settings"),
+        multiple=True,
+        metavar="KEY=VALUE",
+        callback=lambda _context, _parameter, pairs: parse_settings(pairs),
+        help=text,
+    )
 
 
 def parse_settings(pairs: Iterable[str]) -> dict[str, str]:
@@ -128,6 +146,53 @@ def parse_settings(pairs: Iterable[str]) -> dict[str, str]:
             raise UsageError(f"--set: expected KEY=VALUE. Received: {pair!r}.")
         settings[name.strip()] = value
     return settings
+
+
+def algorithms_option(default: str, text: str, *, show_default: bool = False) -> Callable[[_CliCommand], _CliCommand]:
+    """Add ``--algorithm A,B``, as the parameter ``algorithms``: a list of names."""
+
+    def read(_context: click.Context, _parameter: click.Parameter, names: str) -> list[str]:
+        return [name.strip() for name in names.split(",") if name.strip()]
+
+    return click.option(
+        *("--algorithm", "algorithms"),
+        default=default,
+        show_default=show_default,
+        metavar="A[,B...]",
+        callback=read,
+        help=text,
+    )
+
+
+log_level_option = click.option(
+    "--log-level", type=LOG_LEVELS, default="warning", help="What nfdt itself logs to stderr."
+)
+
+
+def training_options(default_algorithm: str) -> Callable[[_CliCommand], _CliCommand]:
+    """Add ``--algorithm --set --log-level``; ``default_algorithm`` is the preset without the first one."""
+    return combined(
+        click.option("--algorithm", metavar="NAME", help=f"One of {', '.join(PRESETS)}. Default: {default_algorithm}."),
+        settings_option("Any other option of `nfdt config`, which lists them; repeatable."),
+        log_level_option,
+    )
+
+
+def format_option(text: str | None = None) -> Callable[[_CliCommand], _CliCommand]:
+    """Add ``--format text|json``, as the parameter ``format_``."""
+    return click.option("--format", "format_", type=click.Choice(["text", "json"]), default="text", help=text)
+
+
+def write_output(option: str, path: Path, text: str) -> None:
+    """Write the file that an option names.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{option}: expected a file that can be written. Received: {error}.") from None
 
 
 def log_to_stderr(level: str) -> None:
@@ -160,11 +225,10 @@ def open_connection(server: str | None, token_file: str | None, ca_file: str | N
             "Which server? Expected: --server HOST:PORT, NFDT_SERVER in the environment, server in nfdt.toml, or one "
             f"script that trains on this machine. Received: no server; scripts train at {running}."
         )
+    # A server of a script on this machine needs no token from the user: its description has one.
     if options.server is None or (local and not options.has_token):
         connection = JobsClient(local[0].address, local[0].token)
     else:
         connection = JobsClient(str(options.server), options.token(), **options.tls)
-    try:
+    with closing(connection):
         yield connection
-    finally:
-        connection.close()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,16 @@ from typing import Any
 import click
 from nfdt_client.options import resolve_each
 
-from nfdt.cli.options import ScriptCommand, parse_settings, script_argument
-from nfdt.cli.script import Script
+from nfdt.cli.options import (
+    ScriptCommand,
+    algorithms_option,
+    log_to_stderr,
+    script_argument,
+    settings_option,
+    write_output,
+)
+from nfdt.cli.process import quiet_start
+from nfdt.cli.script import Script, describe_failure, exit_code_of, run_script
 from nfdt.cli.table import count_of, render
 from nfdt.core.errors import JobFailed, UsageError
 from nfdt.core.specs.presets import DEFAULT_PRESET
@@ -28,12 +37,11 @@ COLUMNS = ("algorithm", "verdict", "metric", "difference", "speed-up", "s to pla
 
 
 def _train(script: Script, repetition: int, options: Mapping[str, Any] | None, what: str) -> _Fits:
-    """Train once in a process of its own, with the script's own output."""
+    """Train once in a process of its own, see :func:`_train_here`, with the script's own output."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "fits.json"
-        words = [*(["-m"] if script.is_module else []), script.name, *script.args]
-        command = [sys.executable, "-m", "nfdt.cli.parity_run", str(result), str(repetition), json.dumps(options)]
-        done = subprocess.run([*command, *words], stdout=sys.stderr)
+        command = [sys.executable, "-m", "nfdt.cli.parity", str(result), str(repetition), json.dumps(options)]
+        done = subprocess.run([*command, *script.words], stdout=sys.stderr)
         if done.returncode or not result.exists():
             raise JobFailed(f"parity: {what}, repetition {repetition + 1}: the script ended with {done.returncode}.")
         fits: _Fits = json.loads(result.read_text(encoding="utf-8"))
@@ -62,26 +70,22 @@ def _to_json(metric: Metric, curves: Mapping[str, Sequence[Curve]], found: Mappi
 
 @click.command(cls=ScriptCommand)
 @click.option("--workers", metavar="N", help="How many workers train.")
-@click.option(
-    "--algorithm", "algorithms", default=DEFAULT_PRESET, show_default=True, metavar="A[,B...]", help="Presets."
-)
+@algorithms_option(DEFAULT_PRESET, "Presets.", show_default=True)
 @click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="Repetitions of each training.")
 @click.option("--metric", metavar="NAME", help="Of the logs; default: one of the validation, not the loss.")
 @click.option("--tolerance", type=click.FloatRange(0), help="Exit code 1 if an algorithm is worse by more than this.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any other option; repeatable.")
+@settings_option()
 @click.option("--html", "page", type=click.Path(path_type=Path), help="Write a report with curves there.")
 @click.option("--json", "file", type=click.Path(path_type=Path), help="Write all numbers there.")
 @script_argument()
-@click.pass_context
 def parity(
-    context: click.Context,
     script: Script,
     workers: str | None,
-    algorithms: str,
+    algorithms: list[str],
     seeds: int,
     metric: str | None,
     tolerance: float | None,
-    settings: tuple[str, ...],
+    settings: dict[str, str],
     page: Path | None,
     file: Path | None,
 ) -> None:
@@ -92,12 +96,10 @@ def parity(
     A verdict compares the final metric: within noise of plain, higher or lower by x ± y (95 %), or did not train.
     Seeds that SCRIPT sets by keras.utils.set_random_seed are shifted from one repetition to the next.
     """
-    names = [name.strip() for name in algorithms.split(",") if name.strip()]
-    given = {
-        name: value for name, value in {**parse_settings(settings), "workers": workers}.items() if value is not None
-    }
-    resolve_each(given, names)  # reports a wrong option before anything is trained
-    runs: dict[str, list[_Fits]] = {PLAIN: [], **{name: [] for name in names}}
+    given = {**settings, "workers": workers}
+    resolve_each(given, algorithms)  # reports a wrong option before anything is trained
+    runs: dict[str, list[_Fits]] = {PLAIN: [], **{name: [] for name in algorithms}}
+    # One repetition of each before the next: load that comes and goes on the machine hits all of them alike.
     for repetition in range(seeds):
         for name, found in runs.items():
             options = None if name == PLAIN else {**given, "algorithm": name}
@@ -105,12 +107,45 @@ def parity(
             found.append(_train(script, repetition, options, name))
     chosen = _chosen(runs[PLAIN][0], metric)
     curves = {name: [_curve(fits, chosen) for fits in each] for name, each in runs.items()}
-    results = {name: compare(chosen, curves[PLAIN], curves[name]) for name in names}
+    results = {name: compare(chosen, curves[PLAIN], curves[name]) for name in algorithms}
     click.echo(f"{chosen.name} of the last epoch, mean of {count_of(seeds, 'repetition')}")
     click.echo(render(COLUMNS, table(chosen, curves, results), left=2))
     if page is not None:
-        page.write_text(render_html(f"{script}: plain and distributed", chosen, curves, results), encoding="utf-8")
+        write_output("--html", page, render_html(f"{script}: plain and distributed", chosen, curves, results))
     if file is not None:
-        file.write_text(_to_json(chosen, curves, results), encoding="utf-8")
+        write_output("--json", file, _to_json(chosen, curves, results))
     if tolerance is not None:
-        context.exit(int(any(each.misses(tolerance) for each in results.values())))
+        sys.exit(any(each.misses(tolerance) for each in results.values()))
+
+
+def _train_here(result: str, repetition: str, options: str, *words: str) -> int:
+    """Train once in this process, write the fits as JSON, and return the exit code.
+
+    Args:
+        result: File for the fits, see :func:`nfdt_client.recorded_fits.recorded_fits`.
+        repetition: Number of the repetition, which shifts the seeds.
+        options: Options of a session as a JSON object; ``null`` for plain Keras.
+        *words: The script as on Python's command line.
+    """
+    from nfdt_client.decorator import session
+    from nfdt_client.recorded_fits import recorded_fits
+
+    log_to_stderr("warning")
+    given = json.loads(options)
+    try:
+        with ExitStack() as stack:
+            with quiet_start():
+                if given is not None:
+                    stack.enter_context(session(options=given))
+                fits = stack.enter_context(recorded_fits(int(repetition)))
+            run_script(Script.from_words(words))
+    except BaseException as error:  # SystemExit and KeyboardInterrupt have exit codes of their own
+        if message := describe_failure(error):
+            print(message, file=sys.stderr)
+        return exit_code_of(error)
+    Path(result).write_text(json.dumps(fits), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_train_here(*sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""Process of a command: orderly exits on signals, which close files and end child processes, and a quiet start."""
+"""Signals and standard error of a command: how it exits in order, and starts without the noise of libraries."""
 
 from __future__ import annotations
 

@@ -1,31 +1,39 @@
-"""Measurements of a captured model on this machine: a few real gradients and updates, and short epochs.
+"""Measurements of a script's first ``fit`` on this machine: a few real gradients and updates, and short epochs.
 
 Epochs are those of Keras' own ``fit``, and of one real worker with one shard.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
 import numpy as np
+from nfdt_client.capture import Capture, capture
+from nfdt_client.local_fit import Fallback
 from nfdt_client.options import Options
+from nfdt_client.program_checks import cluster_for
 from nfdt_client.session import Session
+from nfdt_client.training_data import Arrays
 
 from nfdt.cli.process import quiet_start
+from nfdt.cli.script import Script, run_script
 from nfdt.core.clock import Clock, SystemClock
+from nfdt.core.errors import UsageError
 from nfdt.core.specs.job import ClusterSpec, resolve_algorithm
 from nfdt.core.specs.presets import DEFAULT_PRESET
 from nfdt.model.keras_internals import data as keras_data
-from nfdt.model.program import unpack
-from nfdt.model.program.pack import PackedProgram
+from nfdt.model.program.pack import PackedProgram, pack
 from nfdt.model.program.state import load_state
+from nfdt.model.program.unpack import unpack
 from nfdt.model.training.host_batches import leaves, map_arrays, rows_of
 from nfdt.model.training.plain_training import EpochTimer
 from nfdt.model.training.steps import make_step
-from nfdt.planning.calibration import MeasuredEpochs, MeasuredWorker, Profile, measured_worker
+from nfdt.planning.calibration import MeasuredEpochs, MeasuredWorker, Profile, ProfiledWork, measured_worker
 from nfdt.schedulers.throughput import StepTime
 from nfdt.shard.building import build_store
 from nfdt.shard.in_process import InProcessClient
@@ -52,7 +60,7 @@ def profile(program: PackedProgram, batch: Any, *, clock: Clock | None = None, b
     clock = clock or SystemClock()
     manifest, read = program.manifest, program.artifacts.__getitem__
     layout, state = manifest.layout, load_state(read(manifest.state))
-    model = unpack.unpack(manifest, read, allow_code=True)
+    model = unpack(manifest, read, allow_code=True)
     step = make_step(model, manifest)
     gradient = np.zeros(layout.size, np.float32)
 
@@ -171,12 +179,7 @@ def plain_epochs(
 
 
 def worker_epochs(
-    fit: Callable[..., Any],
-    model: Any,
-    data: RepeatedBatch,
-    options: Options,
-    alone: StepTime,
-    clock: Clock | None = None,
+    fit: Callable[..., Any], model: Any, data: RepeatedBatch, options: Options, alone: StepTime
 ) -> MeasuredWorker:
     """Measure one worker process with one shard process, of a server of their own on this machine.
 
@@ -186,12 +189,11 @@ def worker_epochs(
         data: Data of an epoch.
         options: Options of the script's session, of which only timeouts are taken.
         alone: Step time of a gradient measured alone.
-        clock: Clock of real seconds.
 
     Raises:
         NfdtError: the model cannot be distributed.
     """
-    timer = EpochTimer(clock or SystemClock(), EPOCHS_BUDGET_S)
+    timer = EpochTimer(SystemClock(), EPOCHS_BUDGET_S)
     session = replace(
         Options(algorithm=resolve_algorithm(DEFAULT_PRESET), cluster=ClusterSpec(workers=1)),
         start_timeout_s=options.start_timeout_s,
@@ -204,3 +206,82 @@ def worker_epochs(
     epochs = MeasuredEpochs(data.steps, tuple(timer.seconds))
     compute_s = alone.seconds(rows_of(data.batch))
     return measured_worker(epochs, found.get("step_s", 0.0), found.get("step_exchange_s", 0.0), compute_s)
+
+
+def not_alone(expected: int, received: int) -> UsageError:
+    """Return the error of a model that trains on another number of workers than described, which a warning explains."""
+    return UsageError(f"workers: expected {expected}, for the reason above. Received: {received}.")
+
+
+class FitCaptured(BaseException):
+    """Exception that leaves the user's script at its first fit; ``except Exception`` does not catch it."""
+
+    def __init__(self, work: ProfiledWork) -> None:
+        super().__init__("the first fit is seen")
+        self.work = work
+
+
+class FitProbe(Session):
+    """A session that only captures the first fit.
+
+    Args:
+        options: Options of the session; no server is used.
+        profiled: Whether to measure the duration of the model's steps on this machine.
+    """
+
+    warns_if_idle = False
+
+    def __init__(self, options: Options, *, profiled: bool) -> None:
+        super().__init__(replace(options, data="client", evaluate="false", fallback="error"))
+        self._profiled = profiled
+
+    def _open(self, undo: ExitStack) -> None:
+        """Do nothing; there is no server."""
+
+    def fit(self, original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Capture the fit; ``original`` is Keras' own."""
+        self._original = original
+        return super().fit(original, model, args, kwargs)
+
+    def _fit(self, model: Any, arguments: dict[str, Any], fallback: Fallback) -> Any:
+        captured = capture(model, arguments, self.options)
+        batch = captured.train.first()
+        asked = self.options.cluster
+        if (cluster := cluster_for(model, self.options.algorithm, asked)).workers != asked.workers:
+            raise not_alone(cluster.workers, asked.workers)
+        program = pack(model, batch)  # builds the model
+        weights = sum(int(math.prod(v.shape)) for v in model.trainable_variables)
+        samples = self._samples(captured, batch)
+        measured = self._measured(model, program, batch, samples) if self._profiled else None
+        raise FitCaptured(ProfiledWork(rows_of(batch), samples, weights, measured))
+
+    def _measured(self, model: Any, program: PackedProgram, batch: Any, samples: int) -> Profile:
+        found = profile(program, batch)
+        rows = rows_of(batch)
+        data = RepeatedBatch.of(batch, -(-samples // rows), found.step.seconds(rows))
+        if data is None:
+            return found
+        copy = unpack(program.manifest, program.artifacts.__getitem__, allow_code=True)
+        before = plain_epochs(self._original, copy, data)
+        worker = worker_epochs(self._original, model, data, self.options, found.step)
+        after = plain_epochs(self._original, copy, data)  # other load may come and go
+        return replace(found, plain=before + after, worker=worker)
+
+    @staticmethod
+    def _samples(captured: Capture, batch: Any) -> int:
+        if not isinstance(captured.train, Arrays):
+            if captured.train.batches is None:
+                raise UsageError("plan: expected data whose length is known. Received: an endless stream.")
+            return captured.train.batches * rows_of(batch)
+        train, steps = captured.train, captured.steps_per_epoch
+        return train.samples if steps is None else min(train.samples, steps * train.batch_size)
+
+
+def first_fit(script: Script, options: Options, *, profiled: bool = False) -> ProfiledWork | None:
+    """Run a script up to its first ``fit``, and if ``profiled`` a few of its steps; return None without a ``fit``."""
+    try:
+        with FitProbe(options, profiled=profiled):
+            run_script(script)
+    except FitCaptured as captured:
+        return captured.work
+    return None

@@ -1,24 +1,23 @@
-"""``nfdt run``: an unmodified script, trained on workers."""
+"""``nfdt run`` and ``hfdt run``: an unmodified script, trained on workers or on the ranks of an allreduce ring."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, nullcontext
+from typing import TYPE_CHECKING
 
 import click
 
 from nfdt.cli.options import (
     ScriptCommand,
+    exiting_as_python,
     log_to_stderr,
-    parse_settings,
     script_argument,
     server_options,
     training_options,
 )
 from nfdt.cli.process import end_as_killed, quiet_start
-from nfdt.cli.script import Script, describe_failure, exit_code_of, run_script, set_backend_of
+from nfdt.cli.script import Script, run_script, set_backend_of
 from nfdt.cli.table import worker_table
 from nfdt.core.errors import UsageError
 from nfdt.core.host.packages import require_server_packages
@@ -29,45 +28,20 @@ if TYPE_CHECKING:
     from nfdt_client.session import Session
 
 
-def print_workers(fits: Sequence[Mapping[str, Any]]) -> None:
-    """Print one table of worker statistics per captured ``fit`` to stderr."""
-    for number, workers in enumerate(fits, start=1):
-        if len(fits) > 1:
-            click.echo(f"fit {number} of {len(fits)}", err=True)
-        click.echo(worker_table(workers), err=True)
-
-
-def train_script(context: click.Context, script: Script, opened: Session) -> None:
+def train_script(script: Script, opened: Session) -> None:
     """Run ``script`` inside ``opened`` and end the command with the exit code of the outcome."""
     try:
-        with _exiting(context), ExitStack() as stack:
+        with exiting_as_python(), ExitStack() as stack:
             shown = logging.getLogger().isEnabledFor(logging.DEBUG)
             with nullcontext() if shown else quiet_start(), quick_imports():
                 stack.enter_context(opened)
             run_script(script)
     finally:
-        print_workers([workers for workers in opened.fits if workers])
-
-
-def submit_script(context: click.Context, script: Script, options: Mapping[str, Any]) -> None:
-    """Run ``script`` up to its first fit, submit that as a detached job, and print the job's id."""
-    from nfdt_client.decorator import submit
-
-    with _exiting(context):
-        handle = submit(run_script, script, options=options)
-        click.echo(handle.job_id)
-        handle.close()
-
-
-@contextmanager
-def _exiting(context: click.Context) -> Iterator[None]:
-    """End the command with the exit code of an exception, and print it as Python would."""
-    try:
-        yield
-    except BaseException as error:  # SystemExit and KeyboardInterrupt have exit codes of their own
-        if message := describe_failure(error):
-            click.echo(message, err=True)
-        context.exit(exit_code_of(error))
+        fits = [workers for workers in opened.fits if workers]
+        for number, workers in enumerate(fits, start=1):
+            if len(fits) > 1:
+                click.echo(f"fit {number} of {len(fits)}", err=True)
+            click.echo(worker_table(workers), err=True)
 
 
 @click.command(cls=ScriptCommand)
@@ -87,11 +61,9 @@ def _exiting(context: click.Context) -> Iterator[None]:
 @click.option("--slot-cpus", type=click.FloatRange(0, min_open=True), help="CPUs of each slot on Ray; 1 by default.")
 @click.option("--slot-gpus", type=click.FloatRange(0), help="GPUs of each worker on Ray; none by default.")
 @script_argument()
-@click.pass_context
 def run(
-    context: click.Context,
     script: Script,
-    settings: tuple[str, ...],
+    settings: dict[str, str],
     log_level: str,
     ui: bool,
     no_warm: bool,
@@ -109,15 +81,12 @@ def run(
     With --detach, SCRIPT runs only up to its first model.fit: see `nfdt jobs` for what becomes of the job.
     With --on ray, the job server is started here and its workers on a Ray cluster.
     """
+    from nfdt_client.decorator import submit
     from nfdt_client.options import resolve
     from nfdt_client.session import Session
 
-    from nfdt.cli.local_server import local_server
-
     log_to_stderr(log_level)
-    given = {name: value for name, value in {**named, **parse_settings(settings)}.items() if value is not None}
-    given |= {"warm": "false"} if no_warm else {}
-    given |= {"ui": "true"} if ui else {}
+    given = {**named, **settings, **({"warm": "false"} if no_warm else {}), **({"ui": "true"} if ui else {})}
     of_ray = {"--address": address, "--slot-cpus": slot_cpus, "--slot-gpus": slot_gpus}
     if engine is None and (idle := [name for name, value in of_ray.items() if value is not None]):
         raise UsageError(f"{idle[0]}: expected --on ray with it. Received: none.")
@@ -125,17 +94,58 @@ def run(
         raise UsageError("--detach: expected a server that outlives this command (--server). Received: --on ray.")
     set_backend_of(script)
     if detach:
-        submit_script(context, script, given)
-    elif engine is None:
-        options = resolve(given)
-        if options.job is not None:
+        with exiting_as_python():
+            handle = submit(run_script, script, options=given)
+            click.echo(handle.job_id)
+            handle.close()
+        return
+    options = resolve(given)
+    if engine is None:
+        from nfdt.cli.local_server import local_server
+
+        if options.job is not None:  # a killed script is run again: its job keeps the state meanwhile
             end_as_killed()
-        with local_server(options) as server:
-            train_script(context, script, Session(options, server))
+        serving = local_server(options)
     else:
         require_server_packages("nfdt run --on ray")
         from nfdt.engines.ray_cluster import SlotResources, serve_on_ray
 
-        options, resources = resolve(given), SlotResources(slot_cpus or 1.0, slot_gpus or 0.0)
-        with serve_on_ray(options, address, resources) as server:
-            train_script(context, script, Session(options, server))
+        serving = serve_on_ray(options, address, SlotResources(slot_cpus or 1.0, slot_gpus or 0.0))
+    with serving as server:
+        train_script(script, Session(options, server))
+
+
+@click.command("run", cls=ScriptCommand)
+@click.option("-np", "--workers", "workers", metavar="N", help="How many ranks train.")
+@click.option("-H", "--hosts", metavar="HOST:SLOTS,...", help="Hosts and how many ranks each takes.")
+@click.option("--hostfile", metavar="FILE", help="A file with hosts that the launcher reads.")
+@click.option("--launcher", type=click.Choice(["auto", "mpirun", "horovodrun"]), help="auto: mpirun where it exists.")
+@click.option("--fusion-threshold-mb", metavar="MIB", help="Reduce small tensors together up to this size.")
+@click.option("--cycle-time-ms", metavar="MS", help="How often Horovod looks for tensors to reduce.")
+@click.option("--autotune", is_flag=True, default=None, help="Let Horovod search for both.")
+@click.option("--autotune-log-file", "autotune_log", metavar="FILE", help="CSV file of what autotune tried.")
+@click.option("--timeline-filename", "timeline", metavar="FILE", help="Trace of all reductions, for Perfetto.")
+@click.option(
+    "--stall-check-warning-time-seconds", "stall_warning_s", metavar="S", help="Name ranks that are that late."
+)
+@click.option("--stall-check-shutdown-time-seconds", "stall_shutdown_s", metavar="S", help="End the ring then.")
+@click.option("--min-np", "min_workers", metavar="N", help="Elastic: go on when ranks die, down to N.")
+@click.option("--max-np", "max_workers", metavar="N", help="Elastic: take more ranks, up to N.")
+@click.option(
+    "--host-discovery-script", metavar="FILE", help="Elastic: a program that prints the hosts there are, a:2 each."
+)
+@click.option("--commit-steps", metavar="N", help="Elastic: copy the state every N steps.")
+@click.option("--elastic-timeout", "elastic_timeout_s", metavar="S", help="Elastic: wait that long for N ranks.")
+@click.option("--reset-limit", metavar="N", help="Elastic: give up when ranks came or went more often.")
+@training_options("allreduce")
+@server_options
+@script_argument()
+def hfdt_run(script: Script, settings: dict[str, str], log_level: str, **options: str | bool | None) -> None:
+    """Run SCRIPT, or with -m a module, unmodified; every model.fit in it trains on the ranks of one allreduce ring.
+
+    For example: hfdt run -np 4 train.py. Under mpirun or srun the ranks are those that it started.
+    """
+    from nfdt_client.decorator import session
+
+    log_to_stderr(log_level)
+    train_script(script, session(options={**options, **settings}, default_algorithm="allreduce"))

@@ -8,14 +8,14 @@ import os
 import sys
 import traceback
 import types
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 
 from nfdt.core.errors import NfdtError, UsageError
-from nfdt.core.host.keras_backend import VARIABLE
+from nfdt.core.host import keras_backend
 
 INTERRUPTED = 130
 NOTEBOOK = ".ipynb"
@@ -34,6 +34,18 @@ class Script:
     name: str
     args: tuple[str, ...] = ()
     is_module: bool = False
+
+    @classmethod
+    def from_words(cls, words: Sequence[str]) -> Script:
+        """Return the script that :attr:`words` stand for; its name is empty if there is none after ``-m``."""
+        is_module = words[0] == "-m"
+        name, *args = words[is_module:] or [""]
+        return cls(name, tuple(args), is_module)
+
+    @property
+    def words(self) -> list[str]:
+        """The script on Python's command line."""
+        return [*(["-m"] if self.is_module else []), self.name, *self.args]
 
     def __str__(self) -> str:
         return f"-m {self.name}" if self.is_module else self.name
@@ -81,7 +93,11 @@ def run_script(script: Script) -> None:
     main = types.ModuleType("__main__")
     vars(main).update(__builtins__=sys.modules["builtins"], __annotations__={}, __package__=None, __cached__=None)
     with _process_of(script, main):
-        code = _load_module(script.name, main) if script.is_module else _load_file(script.name, main)
+        if script.is_module:
+            code = _load_module(script.name, main)
+        else:
+            code, loader = _compile_file(script.name)
+            vars(main).update(__file__=loader.path, __loader__=loader)
         exec(code, vars(main))
 
 
@@ -97,12 +113,6 @@ def _process_of(script: Script, main: types.ModuleType) -> Iterator[None]:
         yield
     finally:
         sys.argv, sys.path, sys.modules["__main__"] = argv, path, ours
-
-
-def _load_file(name: str, main: types.ModuleType) -> types.CodeType:
-    code, loader = _compile_file(name)
-    vars(main).update(__file__=loader.path, __loader__=loader)
-    return code
 
 
 def _compile_file(name: str) -> tuple[types.CodeType, SourceFileLoader]:
@@ -155,11 +165,9 @@ def exit_code_of(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, NfdtError):
-            return seen.exit_code
+    while seen is not None and not isinstance(seen, NfdtError):
         seen = seen.__cause__
-    return 1
+    return 1 if seen is None else seen.exit_code
 
 
 def _is_import(frame: traceback.FrameSummary) -> bool:
@@ -200,8 +208,8 @@ def set_backend_of(script: Script, environ: MutableMapping[str, str] = os.enviro
     except (OSError, SyntaxError, ValueError):  # the script's own run reports it
         return
     for name, is_default in _settings(tree):
-        if not (is_default and environ.get(VARIABLE)):
-            environ[VARIABLE] = name
+        if not (is_default and environ.get(keras_backend.VARIABLE)):
+            environ[keras_backend.VARIABLE] = name
 
 
 def _settings(tree: ast.Module) -> Iterator[tuple[str, bool]]:
@@ -209,20 +217,19 @@ def _settings(tree: ast.Module) -> Iterator[tuple[str, bool]]:
     for statement in tree.body:
         match statement:
             case ast.Assign(
-                targets=[ast.Subscript(value=environ, slice=ast.Constant(value=variable))],
-                value=ast.Constant(value=str(name)),
-            ) if variable == VARIABLE and _is_environ(environ):
+                targets=[
+                    ast.Subscript(
+                        value=ast.Name("environ") | ast.Attribute(attr="environ"),
+                        slice=ast.Constant(keras_backend.VARIABLE),
+                    )
+                ],
+                value=ast.Constant(str(name)),
+            ):
                 yield name, False
             case ast.Expr(
-                value=ast.Call(
-                    func=ast.Attribute(value=environ, attr="setdefault"),
-                    args=[ast.Constant(value=variable), ast.Constant(value=str(name))],
+                ast.Call(
+                    func=ast.Attribute(ast.Name("environ") | ast.Attribute(attr="environ"), "setdefault"),
+                    args=[ast.Constant(keras_backend.VARIABLE), ast.Constant(str(name))],
                 )
-            ) if variable == VARIABLE and _is_environ(environ):
+            ):
                 yield name, True
-
-
-def _is_environ(node: ast.expr) -> bool:
-    return (isinstance(node, ast.Attribute) and node.attr == "environ") or (
-        isinstance(node, ast.Name) and node.id == "environ"
-    )

@@ -7,7 +7,7 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,20 +47,12 @@ def wait_for_server(options: SlotOptions, timeout_s: float) -> None:
         ServerUnreachable: it did not answer within ``timeout_s`` seconds.
         AuthenticationFailed: it does not accept the token.
     """
-    connection = JobsClient(options.server, options.token, **options.tls, reconnect_s=timeout_s)
-    try:
+    with closing(JobsClient(options.server, options.token, **options.tls, reconnect_s=timeout_s)) as connection:
         connection.persist(connection.describe)
-    finally:
-        connection.close()
 
 
 def offer_slots(
-    options: SlotOptions,
-    slots: int,
-    shards: int = 0,
-    *,
-    wait_s: float = 0.0,
-    ending: threading.Event | None = None,
+    options: SlotOptions, slots: int, shards: int = 0, *, wait_s: float = 0.0, ending: threading.Event | None = None
 ) -> None:
     """Keep ``slots`` worker slots and ``shards`` shard slots registered until the server is gone for ``wait_s`` s.
 
@@ -84,6 +76,7 @@ def offer_slots(
             if ending.wait(LAUNCHER_POLL_S):  # at once: slots that have ended before it would be started again
                 launcher.drain()
                 return
+            # While some slots live, a failed start is not the end: it is tried again.
             failure = launcher.failure
             if failure and (launcher.given_up.is_set() or not launcher.pids):
                 raise JobFailed(failure)
@@ -161,17 +154,14 @@ def server(state_dir: Path, token_file: Path | None, log_level: str, **options: 
     try:
         click.echo(f"token in {token_file}", err=True)
         if running.page is not None:
-            click.echo(f"page: {running.page.make_link(_page_holder(tokens))}", err=True)
+            # The first link has the most rights that a token of this server has.
+            roles = ("work", "read", "train", "admin")
+            holder = max(map(Holder.parse, tokens), key=lambda holder: roles.index(holder.role))
+            click.echo(f"page: {running.page.make_link(holder)}", err=True)
         click.echo(f"listening on {running.address}")
         running.wait()
     finally:
         running.stop()
-
-
-def _page_holder(tokens: Sequence[str]) -> Holder:
-    """Return the holder whose rights the first link to the page has: an administrator if there is one."""
-    holders = [Holder.parse(line) for line in tokens]
-    return max(holders, key=lambda holder: ("work", "read", "train", "admin").index(holder.role))
 
 
 @click.command()
@@ -182,8 +172,7 @@ def _page_holder(tokens: Sequence[str]) -> Holder:
 @click.option("--name", default=socket.gethostname(), show_default=True, help="Prefix of the slots' names.")
 @click.option("--wait", "wait_s", type=click.FloatRange(0), default=PATIENCE_S, show_default=True, metavar="SECONDS")
 @click.option(
-    "--grace",
-    "grace_s",
+    *("--grace", "grace_s"),
     type=click.FloatRange(0),
     default=GRACE_S,
     show_default=True,
@@ -191,9 +180,7 @@ def _page_holder(tokens: Sequence[str]) -> Holder:
     help="Time for slots to hand over after SIGTERM.",
 )
 @click.option(
-    "--backend",
-    type=click.Choice(TRAINING),
-    help="Of Keras in the workers; default: as Keras chooses it here.",
+    "--backend", type=click.Choice(TRAINING), help="Of Keras in the workers; default: as Keras chooses it here."
 )
 @click.option("--log-dir", type=DIRECTORY, default=LOG_DIR, show_default=True)
 @click.option("--log-level", type=LOG_LEVELS, default="info", show_default=True)
@@ -242,6 +229,6 @@ def worker(
     click.echo(f"{offered} attend {chosen.server}", err=True)
     ending = end_in_order()
     offer_slots(options, slots, shards, wait_s=wait_s, ending=ending)
-    if ending.is_set():
+    if ending.is_set():  # by SIGTERM: the slots have handed over, as asked
         return
     raise ServerUnreachable(f"{chosen.server} has not answered for {wait_s:g} s. Start it, then this command again.")

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from nfdt_client.options import Options, resolve_each
 
-from nfdt.cli.options import LOG_LEVELS, ScriptCommand, log_to_stderr, parse_settings, script_argument
+from nfdt.cli.options import (
+    ScriptCommand,
+    algorithms_option,
+    exiting_as_python,
+    log_level_option,
+    log_to_stderr,
+    script_argument,
+    settings_option,
+)
 from nfdt.cli.process import quiet_start
-from nfdt.cli.script import Script, describe_failure, exit_code_of, run_script, set_backend_of
+from nfdt.cli.script import Script, run_script, set_backend_of
 from nfdt.cli.table import format_bytes, render
 from nfdt.core.errors import UsageError
 from nfdt.core.host.keras_backend import TENSORFLOW, require_backend
+from nfdt.core.specs.presets import DEFAULT_PRESET
 from nfdt.simulate.cluster import ClusterDescription, read_cluster
 
 COLUMNS = (
@@ -28,20 +36,18 @@ COLUMNS = (
 @click.option(
     "--cluster", "file", required=True, type=click.Path(path_type=Path), help="What the cluster is like: TOML."
 )
-@click.option("--algorithm", "algorithms", default="ddc-asgd", metavar="A[,B...]", help="Presets to compare.")
+@algorithms_option(DEFAULT_PRESET, "Presets to compare.")
 @click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Folder for JSON, CSV and PNG.")
 @click.option("--seed", default=0, help="Of Keras, NumPy and Python before each run of the script.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any other option; repeatable.")
-@click.option("--log-level", type=LOG_LEVELS, default="warning", help="What nfdt itself logs to stderr.")
+@settings_option()
+@log_level_option
 @script_argument()
-@click.pass_context
 def simulate(
-    context: click.Context,
     file: Path,
-    algorithms: str,
+    algorithms: list[str],
     output: Path | None,
     seed: int,
-    settings: tuple[str, ...],
+    settings: dict[str, str],
     log_level: str,
     script: Script,
 ) -> None:
@@ -51,50 +57,24 @@ def simulate(
     """
     log_to_stderr(log_level)
     set_backend_of(script)
-    cluster, names = read_cluster(file), [name.strip() for name in algorithms.split(",") if name.strip()]
-    options = _resolved(names, {**_undescribed(parse_settings(settings)), "workers": cluster.count})
+    cluster = read_cluster(file)
+    for name in settings:
+        if name in ("workers", "shards") or name.startswith("emulate"):
+            raise UsageError(f"--set {name}: no effect in a simulation. Expected: that in the file of --cluster.")
+    options = resolve_each({**settings, "workers": cluster.count}, algorithms)
     results: list[dict[str, Any]] = []
-    for name, resolved in zip(names, options, strict=True):
-        try:
+    for name, resolved in zip(algorithms, options, strict=True):
+        with exiting_as_python():
             results += simulated_fits(script, name, resolved, cluster, seed)
-        except BaseException as error:  # as in nfdt run
-            if message := describe_failure(error):
-                click.echo(message, err=True)
-            context.exit(exit_code_of(error))
     if not results:
         raise UsageError(f"{script}: expected a script that calls model.fit. It ended without.")
     _print(results)
     if output is not None:
-        for written in write(results, output):
-            click.echo(f"wrote {written}", err=True)
-
-
-def _undescribed(settings: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the settings; raise UsageError for options that the cluster's file defines."""
-    for name in settings:
-        if name in ("workers", "shards") or name.startswith("emulate"):
-            raise UsageError(f"--set {name}: no effect in a simulation. Expected: that in the file of --cluster.")
-    return settings
-
-
-def _resolved(names: Sequence[str], settings: Mapping[str, Any]) -> Any:
-    from nfdt_client.options import resolve_each
-
-    return resolve_each(settings, names)
-
-
-@contextmanager
-def _exit_is_an_end() -> Iterator[None]:
-    """Suppress a SystemExit without an error code."""
-    try:
-        yield
-    except SystemExit as end:
-        if end.code not in (None, 0):
-            raise
+        _write(results, output)
 
 
 def simulated_fits(
-    script: Script, algorithm: str, options: Any, cluster: ClusterDescription, seed: int
+    script: Script, algorithm: str, options: Options, cluster: ClusterDescription, seed: int
 ) -> list[dict[str, Any]]:
     """Run the script once and return one result per ``fit`` in it."""
     require_backend((TENSORFLOW, "jax"), "simulations compute")
@@ -105,9 +85,12 @@ def simulated_fits(
 
         reset_keras(seed)
     click.echo(f"== {algorithm}", err=True)
-    sys.stderr.flush()
-    with SimulatedSession(options, cluster) as session, _exit_is_an_end():
-        run_script(script)
+    with SimulatedSession(options, cluster) as session:
+        try:
+            run_script(script)
+        except SystemExit as end:  # the other algorithms are still to run
+            if end.code not in (None, 0):
+                raise
     found = []
     for number, (job, workers) in enumerate(zip(session.jobs, session.fits, strict=True)):
         name = algorithm if len(session.jobs) == 1 else f"{algorithm} (fit {number + 1})"
@@ -115,8 +98,8 @@ def simulated_fits(
     return found
 
 
-def write(results: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
-    """Write JSON, CSV and, if matplotlib is installed, PNG; return the files' paths."""
+def _write(results: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Write JSON, CSV and, if matplotlib is installed, PNG."""
     from nfdt.simulate import results as formats
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -126,16 +109,15 @@ def write(results: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
         "staleness.csv": formats.staleness_csv(results),
         "machines.csv": formats.machines_csv(results),
     }
-    written = [folder / name for name in texts]
-    for path, text in zip(written, texts.values(), strict=True):
-        path.write_text(text, encoding="utf-8")
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+        click.echo(f"wrote {folder / name}", err=True)
     if formats.can_plot():
         formats.plot(results, folder / "curves.png")
-        return [*written, folder / "curves.png"]
-    click.echo(
-        "No picture: matplotlib is not installed. Install it with: pip install '.[plots]' in NFDT's checkout", err=True
-    )
-    return written
+        click.echo(f"wrote {folder / 'curves.png'}", err=True)
+    else:
+        remedy = "Install it with: pip install '.[plots]' in NFDT's checkout"
+        click.echo(f"No picture: matplotlib is not installed. {remedy}", err=True)
 
 
 def _print(results: Sequence[Mapping[str, Any]]) -> None:

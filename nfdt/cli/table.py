@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from nfdt.core.work.statistics import split_by_rank
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 WORKER_COLUMNS = ("worker", "samples", "steps", "samples/s", "staleness", "max", "sent", "received")
+ANY_WIDTH = 10**6  # of text that may go to a file: no cell is cut off
 
 
-def render(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """Render columns of text: the first ``left`` columns left-aligned, the others right-aligned.
+def make_table(columns: Sequence[str], rows: Iterable[Sequence[str]] = (), *, left: int = 1) -> Table:
+    """Return a table without lines: the first ``left`` columns left-aligned, the others right-aligned."""
+    from rich.table import Table  # takes longer to import than the help of a command
+
+    table = Table(box=None, pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index < left else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def render(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
+    """Render :func:`make_table` as plain text.
 
     >>> print(render(("name", "n"), [("a", "10")]))
     name   n
     a     10
     """
-    lines = [columns, *rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+    from rich.console import Console
+
+    text = io.StringIO()
+    console = Console(file=text, width=ANY_WIDTH, color_system=None, markup=False, emoji=False, highlight=False)
+    console.print(make_table(columns, rows, left=left))
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 def count_of(count: int, noun: str) -> str:
@@ -46,25 +60,27 @@ def format_bytes(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def mean_staleness(statistics: Mapping[str, Any], digits: int) -> str:
+    """Format the mean staleness of a worker's pushes, ``-`` without any."""
+    staleness = statistics.get("staleness", {})
+    pushes = sum(map(int, staleness.values()))
+    return f"{sum(int(tau) * int(n) for tau, n in staleness.items()) / pushes:.{digits}f}" if pushes else "-"
+
+
+def worker_table(workers: Mapping[str, Mapping[str, Any]]) -> str:
+    """Render ``history.nfdt`` as a table: one line per worker or rank; staleness is the mean, then the maximum."""
+    return render(WORKER_COLUMNS, [_worker_row(*each) for each in sorted(split_by_rank(workers).items())])
+
+
 def _worker_row(name: str, statistics: Mapping[str, Any]) -> tuple[str, ...]:
-    staleness = {int(tau): int(count) for tau, count in statistics.get("staleness", {}).items()}
-    pushes = sum(staleness.values())
-    mean = f"{sum(tau * n for tau, n in staleness.items()) / pushes:.2f}" if pushes else "-"
-    seconds = float(statistics.get("seconds", 0.0))
-    samples = int(statistics.get("samples", 0))
+    seconds, samples = float(statistics.get("seconds", 0.0)), int(statistics.get("samples", 0))
     return (
         name,
         str(samples),
         str(statistics.get("steps", 0)),
         f"{samples / seconds:.0f}" if seconds else "-",
-        mean,
-        str(max(staleness)) if staleness else "-",
+        mean_staleness(statistics, 2),
+        str(max(map(int, statistics.get("staleness", {})), default="-")),
         format_bytes(statistics.get("bytes_sent", 0)),
         format_bytes(statistics.get("bytes_received", 0)),
     )
-
-
-def worker_table(workers: Mapping[str, Mapping[str, Any]]) -> str:
-    """Render ``history.nfdt`` as a table: one line per worker or rank; staleness is the mean, then the maximum."""
-    rows = split_by_rank(workers)
-    return render(WORKER_COLUMNS, [_worker_row(name, rows[name]) for name in sorted(rows)])

@@ -11,17 +11,18 @@ from nfdt_client.connection import JobsClient
 from nfdt_client.handle import JobStatus, describe_log, status_of
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
-from nfdt.cli.options import connection_options, open_connection
-from nfdt.cli.table import count_of, format_bytes
+from nfdt.cli.options import with_connection
+from nfdt.cli.table import count_of, format_bytes, make_table, mean_staleness
 from nfdt.core.errors import UsageError
 from nfdt.core.work.statistics import split_by_rank
 
 INTERVAL_S = 1.0
+COLUMNS = ("worker", "samples/s", "batch", "stale", "compute", "exchange", "wait", "sent", "received")
 MOST_WORKERS = 32  # rows of workers; the others are one row
 
+_RATES = ("samples", "compute_s", "exchange_s", "wait_s", "bytes_sent", "bytes_received")
 _Totals = Mapping[str, Mapping[str, Any]]
 
 
@@ -41,9 +42,7 @@ class JobView:
         now = self._clock()
         before_at, before = self._before or (now, {})
         seconds, workers = now - before_at, split_by_rank(status.worker_statistics)
-        table = Table("worker", box=None, pad_edge=False)
-        for name in ("samples/s", "batch", "stale", "compute", "exchange", "wait", "sent", "received"):
-            table.add_column(name, justify="right", no_wrap=True)
+        table = make_table(COLUMNS)
         names = sorted(workers, key=lambda name: (len(name), name))
         rates = {name: _rates(workers[name], before.get(name, {}), seconds) for name in names}
         for name in names[:MOST_WORKERS]:
@@ -59,24 +58,17 @@ class JobView:
 def _rates(now: Mapping[str, Any], before: Mapping[str, Any], seconds: float) -> dict[str, float]:
     """Return what a worker did per second since the look before; of the first look nothing."""
     if not before or seconds <= 0:
-        return dict.fromkeys(("samples", "compute", "exchange", "wait", "sent", "received"), 0.0)
-    keys = {"samples": "samples", "compute": "compute_s", "exchange": "exchange_s", "wait": "wait_s"}
-    keys |= {"sent": "bytes_sent", "received": "bytes_received"}
-    return {name: max(0.0, (now.get(key, 0) or 0) - (before.get(key, 0) or 0)) / seconds for name, key in keys.items()}
+        return dict.fromkeys(_RATES, 0.0)
+    return {key: max(0.0, (now.get(key, 0) or 0) - (before.get(key, 0) or 0)) / seconds for key in _RATES}
 
 
 def _cells(statistics: Mapping[str, Any], rates: Mapping[str, float]) -> tuple[str, ...]:
-    staleness = {int(tau): int(count) for tau, count in statistics.get("staleness", {}).items()}
-    pushes = sum(staleness.values())
-    mean = f"{sum(tau * count for tau, count in staleness.items()) / pushes:.1f}" if pushes else "-"
-    shares = (f"{100 * min(1.0, rates[name]):.0f} %" for name in ("compute", "exchange", "wait"))
-    traffic = (f"{format_bytes(rates[name])}/s" for name in ("sent", "received"))
     return (
         f"{rates['samples']:.0f}",
         f"{statistics['batch_size']:.0f}" if "batch_size" in statistics else "-",
-        mean,
-        *shares,
-        *traffic,
+        mean_staleness(statistics, 1),
+        *(f"{100 * min(1.0, rates[key]):.0f} %" for key in ("compute_s", "exchange_s", "wait_s")),
+        *(f"{format_bytes(rates[key])}/s" for key in ("bytes_sent", "bytes_received")),
     )
 
 
@@ -108,20 +100,19 @@ def chosen_job(connection: JobsClient, job_id: str | None) -> JobStatus:
 
 @click.command()
 @click.option("--once", is_flag=True, help="Print the table once, without rates, and end.")
-@connection_options
+@with_connection
 @click.argument("job_id", metavar="[ID]", required=False)
-def top(job_id: str | None, once: bool, server: str | None, token_file: str | None, ca_file: str | None) -> None:
+def top(connection: JobsClient, job_id: str | None, once: bool) -> None:
     """Show live what the workers of a job do: samples per second, staleness, computation, exchange, traffic.
 
     Without ID it is the job that began last. Ends with the job, or with Ctrl-C.
     """
-    with open_connection(server, token_file, ca_file) as connection:
-        status, view, console = chosen_job(connection, job_id), JobView(), Console()
-        if once or not console.is_terminal:
-            console.print(view.render(status))
-            return
-        with Live(view.render(status), console=console, auto_refresh=False) as live:
-            while not status.ended:
-                time.sleep(INTERVAL_S)
-                status = status_of(connection.show(status.job_id))
-                live.update(view.render(status), refresh=True)
+    status, view, console = chosen_job(connection, job_id), JobView(), Console()
+    if once or not console.is_terminal:
+        console.print(view.render(status))
+        return
+    with Live(view.render(status), console=console, auto_refresh=False) as live:
+        while not status.ended:
+            time.sleep(INTERVAL_S)
+            status = status_of(connection.show(status.job_id))
+            live.update(view.render(status), refresh=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import click
+from nfdt_client.connection import JobsClient
 
-from nfdt.cli.jobs import format_option
-from nfdt.cli.options import connection_options, open_connection
+from nfdt.cli.options import format_option, with_connection
 from nfdt.cli.table import render
 from nfdt.core.jobs.admission import backend_of
 from nfdt.core.wire import jobs_pb2 as pb
@@ -15,15 +15,12 @@ from nfdt.core.wire import jobs_pb2 as pb
 COLUMNS = ("machine", "role", "slot", "doing", "device", "python", "keras", "backend", "process")
 
 
-def _doing(slot: pb.SlotDescription) -> str:
-    return (slot.job_id or "free") + (", not connected" if slot.away else "")
-
-
 def _row(slot: pb.SlotDescription) -> tuple[str, ...]:
     versions = [slot.versions.get(name) or "-" for name in ("python", "keras")]
     backend = backend_of(slot.versions)
     name = f"{backend} {slot.versions.get(backend) or '-'}"
-    return (slot.host, slot.role, slot.name, _doing(slot), slot.device, *versions, name, str(slot.pid))
+    doing = (slot.job_id or "free") + (", not connected" if slot.away else "")
+    return (slot.host, slot.role, slot.name, doing, slot.device, *versions, name, str(slot.pid))
 
 
 def _entry(slot: pb.SlotDescription) -> dict[str, object]:
@@ -40,12 +37,11 @@ def _entry(slot: pb.SlotDescription) -> dict[str, object]:
 
 
 @click.command()
-@format_option
-@connection_options
-def workers(format_: str, server: str | None, token_file: str | None, ca_file: str | None) -> None:
+@format_option()
+@with_connection
+def workers(connection: JobsClient, format_: str) -> None:
     """List the machines of a server: their slots, roles, versions, and the jobs that use them."""
-    with open_connection(server, token_file, ca_file) as connection:
-        slots = connection.slots()
+    slots = connection.slots()
     if format_ == "json":
         click.echo(json.dumps([_entry(slot) for slot in slots], indent=2))
         return

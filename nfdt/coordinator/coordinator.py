@@ -29,7 +29,7 @@ from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.clock import Clock
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work.instructions import Effect, ForgetWorker, GiveUp, Instruction, Leave, Report, Wait
-from nfdt.planning import PlanChoice
+from nfdt.planning.cost_model import PlanChoice
 from nfdt.schedulers.batch_policies import LocalSizes
 
 

@@ -11,7 +11,7 @@ from nfdt.coordinator.online_planner import LEAST_STEPS, OnlinePlanner, ShardLoa
 from nfdt.coordinator.progress import Throttle
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work.instructions import TaskTime
-from nfdt.planning import PlanChoice
+from nfdt.planning.cost_model import PlanChoice
 from nfdt.schedulers.batch_policies import FixedBatch, LocalSizes, find_batch_policy
 from nfdt.schedulers.leases import LeaseBook
 from nfdt.schedulers.task_policies import DynamicTasks, EpochView, TaskPolicy, make_task_policy

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nfdt.core.specs.job import JobSpec
-from nfdt.planning import Cluster, PlanChoice, PlannedPreset, WorkerCost, choose, flat_presets, predict
+from nfdt.planning.cost_model import Cluster, PlanChoice, PlannedPreset, WorkerCost, choose, flat_presets, predict
 from nfdt.schedulers.grouping import Groups, divide, evenly
 from nfdt.schedulers.ring_network import NETWORK, RingLink, RingNetwork
 from nfdt.schedulers.throughput import StepTime

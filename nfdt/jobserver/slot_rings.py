@@ -35,8 +35,8 @@ RETURN_S = 10.0  # time for the machine of a lost rank to offer a fresh slot, be
 SETTLE_S = 5.0  # time for more slots to register before slots of several machines are refused
 
 
-class SlotRings:
-    """Maker of the rings of one job in worker slots; a :class:`~nfdt.launch.ring.RingMaker`. Thread-safe.
+class SlotRings(RingMaker):
+    """Maker of the rings of one job in worker slots. Thread-safe.
 
     The job reserves as many slots as it has workers when it takes the first ones. A member of a group stays on the
     machine where its speed was measured.

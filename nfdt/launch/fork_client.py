@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nfdt.core.host.child_process import NOT_FORKED, ForkedProcess
+from nfdt.core.host.private_files import private
 from nfdt.launch.fork_server import READY
 
 SLOT_MODULE = "nfdt.worker.slot"
@@ -55,14 +56,9 @@ class ForkServerClient:
         # OpenBLAS would start threads when it is imported. Slots do not need them: they compute with TensorFlow.
         environment = {"OPENBLAS_NUM_THREADS": "1", **environment}
         requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as output:
+        with theirs, open(log, "ab", opener=private) as output:
             process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=theirs.fileno(),
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
+                command, env=environment, stdin=theirs.fileno(), stdout=output, stderr=output, start_new_session=True
             )
         return cls(requests, environment, log, process)
 
@@ -70,11 +66,6 @@ class ForkServerClient:
     def pid(self) -> int | None:
         """Process identifier of the fork server; None if another process has started it."""
         return self._process.pid if self._process is not None else None
-
-    @property
-    def is_own(self) -> bool:
-        """Whether this process has started the fork server."""
-        return self._process is not None
 
     @property
     def ready(self) -> bool:
@@ -91,7 +82,7 @@ class ForkServerClient:
         return NOT_FORKED if self._ended else None
 
     def _receive(self) -> None:
-        """Take the report that the fork server is ready, or has closed its end."""
+        """Read whether the fork server has reported that it is ready, or has closed its end."""
         with contextlib.suppress(BlockingIOError):
             while not self._ended:
                 try:

@@ -14,14 +14,14 @@ import time
 import traceback
 from atexit import _run_exitfuncs
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from threading import _shutdown  # type: ignore[attr-defined]
 from typing import NoReturn
 
-from nfdt.core.host.child_process import die_with_parent
 from nfdt.core.host.startup import note_start
 from nfdt.launch.fork_client import SLOT_MODULE
-from nfdt.launch.fork_server import ForkServer, other_threads
+from nfdt.launch.fork_server import ForkServer, lead_session, other_threads
 
 _log = logging.getLogger(__name__)
 
@@ -30,26 +30,16 @@ END_S = 5.0
 POLL_S = 0.01  # interval of checks for its end
 
 
-class ForkedServer:
-    """Fork server that is a child of this process, and ends with it.
-
-    Attributes:
-        pid: Its process id.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-
-    def stop(self) -> None:
-        """Wait until it has ended, which it does when the launcher closes its socket; kill it after a deadline."""
-        deadline = time.monotonic() + END_S
-        with contextlib.suppress(ChildProcessError):  # the script has waited for all children
-            while not os.waitpid(self.pid, os.WNOHANG)[0]:
-                if time.monotonic() >= deadline:
-                    os.kill(self.pid, signal.SIGKILL)
-                    os.waitpid(self.pid, 0)
-                    return
-                time.sleep(POLL_S)
+def _await_end(pid: int) -> None:
+    """Wait for the end of the fork server, which ends when the launcher closes its socket; kill it after a deadline."""
+    deadline = time.monotonic() + END_S
+    with contextlib.suppress(ChildProcessError):  # the script has waited for all children
+        while not os.waitpid(pid, os.WNOHANG)[0]:
+            if time.monotonic() >= deadline:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                return
+            time.sleep(POLL_S)
 
 
 def import_slots(*, serves_scripts: bool) -> None:
@@ -64,7 +54,7 @@ def import_slots(*, serves_scripts: bool) -> None:
     importlib.import_module(SLOT_MODULE).load(serves_scripts=serves_scripts)
 
 
-def fork_server_here(requests: socket.socket, environment: Mapping[str, str], log: Path) -> ForkedServer | None:
+def fork_server_here(requests: socket.socket, environment: Mapping[str, str], log: Path) -> Callable[[], None] | None:
     """Fork a fork server from this process; its slots then begin with what this process has imported.
 
     The threads of OpenBLAS end before each fork, by its own handler, and begin again when they are needed. Where any
@@ -76,7 +66,7 @@ def fork_server_here(requests: socket.socket, environment: Mapping[str, str], lo
         log: File for its output.
 
     Returns:
-        The fork server; None if there is none.
+        Function that waits for the fork server's end; None if there is no fork server.
     """
     with requests:
         if threading.active_count() > 1:
@@ -91,15 +81,14 @@ def fork_server_here(requests: socket.socket, environment: Mapping[str, str], lo
         if pid == 0:
             end_forked(lambda: _serve(parent, begins, requests, environment, log))
         os.close(begins)
-        server = ForkedServer(pid)
         threads = other_threads()
         if not threads:
             os.write(begin, b"\n")
         os.close(begin)
     if not threads:
-        return server
+        return partial(_await_end, pid)
     _warn(threads)
-    server.stop()
+    _await_end(pid)
     return None
 
 
@@ -113,7 +102,20 @@ def _warn(threads: Sequence[str]) -> None:
 
 def _serve(parent: int, begins: int, requests: socket.socket, environment: Mapping[str, str], log: Path) -> int:
     """Serve in the new process, and run each of its slots; return the exit code."""
-    arguments = _serve_requests(parent, begins, requests, environment, log)
+    lead_session(parent)
+    null = os.open(os.devnull, os.O_RDONLY)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    keep_descriptors({begins, requests.fileno()}, null, output, output)
+    logging.getLogger().handlers.clear()
+    if not sys.flags.safe_path:
+        del sys.path[0]  # the folder of the command: slots are started with -P
+    if not os.read(begins, 1):
+        return 0
+    os.close(begins)
+    os.environ.clear()
+    os.environ.update(environment)
+    note_start("fork server", "is forked")
+    arguments = ForkServer(requests).serve()
     return 0 if arguments is None else int(importlib.import_module(SLOT_MODULE).main(arguments))
 
 
@@ -134,33 +136,6 @@ def end_forked(run: Callable[[], int]) -> NoReturn:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
-
-
-def _serve_requests(
-    parent: int, begins: int, requests: socket.socket, environment: Mapping[str, str], log: Path
-) -> list[str] | None:
-    os.setsid()
-    die_with_parent(watch_stdin=False)
-    if os.getppid() != parent:  # it ended before die_with_parent took effect
-        return None
-    _leave_parent({begins, requests.fileno()}, log)
-    if not os.read(begins, 1):
-        return None
-    os.close(begins)
-    os.environ.clear()
-    os.environ.update(environment)
-    note_start("fork server", "is forked")
-    return ForkServer(requests).serve()
-
-
-def _leave_parent(kept: set[int], log: Path) -> None:
-    """Close all descriptors but the kept ones, and write to the log only; find modules as slots do."""
-    null = os.open(os.devnull, os.O_RDONLY)
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    keep_descriptors(kept, null, output, output)
-    logging.getLogger().handlers.clear()
-    if not sys.flags.safe_path:
-        del sys.path[0]  # the folder of the command
 
 
 def keep_descriptors(kept: set[int], stdin: int, stdout: int, stderr: int) -> None:

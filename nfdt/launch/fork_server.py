@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import importlib
 import json
+import logging
 import os
 import random
 import selectors
@@ -25,6 +26,8 @@ from typing import Any
 from nfdt.core.host.child_process import die_with_parent
 from nfdt.core.host.startup import note_start
 
+_log = logging.getLogger(__name__)
+
 READY = b"ready"
 REQUEST_BYTES = 2**20
 DESCRIPTORS = 3  # in a request: the slot's standard input, its log, and the socket that reports on it
@@ -34,19 +37,21 @@ _PR_SET_NAME = 15
 class ForkedChildren:
     """Children of this process; sets its handler of SIGCHLD and its wake-up descriptor.
 
-    A child that has ended stays a zombie until :meth:`forget`: until then no other process gets its process id.
+    A child that has ended stays a zombie until its client, which has read the exit code, closes its end of the
+    child's connection: until then no other process gets its process id.
 
     Attributes:
-        woken: Socket that becomes readable when a signal arrives; :meth:`report_ends` reads it.
-        alarm: Other end of ``woken``.
+        selector: Selector whose keys have a function as data, which handles what has arrived. Signals wake it.
     """
 
     def __init__(self) -> None:
         self._living: dict[int, socket.socket] = {}
-        self.woken, self.alarm = socket.socketpair()
-        self.alarm.setblocking(False)
-        signal.set_wakeup_fd(self.alarm.fileno())
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._woken, self._alarm = socket.socketpair()
+        self._alarm.setblocking(False)
+        signal.set_wakeup_fd(self._alarm.fileno())
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # the default would not wake the selector
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(self._woken, selectors.EVENT_READ, self.report_ends)
 
     @property
     def living(self) -> list[int]:
@@ -56,24 +61,36 @@ class ForkedChildren:
     def add(self, pid: int, connection: socket.socket) -> None:
         """Add a child, and report its process id over ``connection``."""
         self._living[pid] = connection
+        self.selector.register(connection, selectors.EVENT_READ, lambda: self._reap(pid, connection))
         send_number(connection, pid)
 
     def report_ends(self) -> None:
         """Report the exit codes of the children that have ended, negative for a signal."""
         with contextlib.suppress(BlockingIOError):
-            self.woken.recv(4096, socket.MSG_DONTWAIT)
+            self._woken.recv(4096, socket.MSG_DONTWAIT)
         for pid, connection in list(self._living.items()):
             ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended is not None:
                 del self._living[pid]
                 send_number(connection, ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
 
-    def forget(self, pid: int, connection: socket.socket) -> None:
+    def _reap(self, pid: int, connection: socket.socket) -> None:
         """Reap a child whose client has closed its end of ``connection``; kill it if it still runs."""
+        _log.info("process %d has ended", pid)
+        self.selector.unregister(connection)
         if self._living.pop(pid, None) is not None:
             os.kill(pid, signal.SIGKILL)
         connection.close()
         os.waitpid(pid, 0)
+
+    def close(self) -> None:
+        """Close all sockets and restore the handling of signals, in a new child."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        sockets: list[Any] = [self._alarm, *(key.fileobj for key in self.selector.get_map().values())]
+        self.selector.close()
+        for one in sockets:
+            one.close()
 
 
 def send_number(connection: socket.socket, number: int) -> None:
@@ -85,8 +102,6 @@ def send_number(connection: socket.socket, number: int) -> None:
 class ForkServer:
     """Server that forks slots and reports each over its own socket: process id (0: not forked), then exit code.
 
-    A slot that has ended stays a zombie until the launcher, which has read the report, closes its end of the socket.
-
     Args:
         requests: Socket of the launcher's requests.
     """
@@ -96,9 +111,7 @@ class ForkServer:
         self._children = ForkedChildren()
         # A scheduler may send SIGTERM to every process: the slots end with the fork server, so it ends after them.
         self._on_sigterm = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._requests, selectors.EVENT_READ)
-        self._selector.register(self._children.woken, selectors.EVENT_READ)
+        self._children.selector.register(requests, selectors.EVENT_READ)
 
     def serve(self) -> list[str] | None:
         """Fork until the launcher closes its end; return None then, and in each slot its arguments.
@@ -109,19 +122,15 @@ class ForkServer:
         _require_one_thread()
         self._requests.send(READY)
         while True:
-            for key, _ in self._selector.select():
-                if key.fileobj is self._requests:
-                    message, descriptors, _, _ = socket.recv_fds(self._requests, REQUEST_BYTES, DESCRIPTORS)
-                    if not message:
-                        return None
-                    request = json.loads(message)
-                    if self._fork(*descriptors):
-                        return _become_slot(request)
-                elif key.fileobj is self._children.woken:
-                    self._children.report_ends()
-                else:
-                    self._selector.unregister(key.fileobj)
-                    self._children.forget(*key.data)
+            for key, _ in self._children.selector.select():
+                if key.fileobj is not self._requests:
+                    key.data()
+                    continue
+                message, descriptors, _, _ = socket.recv_fds(self._requests, REQUEST_BYTES, DESCRIPTORS)
+                if not message:
+                    return None
+                if self._fork(*descriptors):
+                    return _become_slot(json.loads(message))
 
     def _fork(self, stdin: int, log: int, report: int) -> bool:
         """Fork a slot; return True in the slot, whose standard input and output are set."""
@@ -147,27 +156,26 @@ class ForkServer:
             send_number(connection, 0)
             connection.close()
         else:
-            self._selector.register(connection, selectors.EVENT_READ, (pid, connection))
             self._children.add(pid, connection)
         return False
 
     def _leave(self, parent: int, stdin: int, log: int) -> None:
         """Make the new slot end with the fork server, and close the server's sockets in it."""
-        os.setsid()
-        die_with_parent(watch_stdin=False)
-        if os.getppid() != parent:
-            os._exit(1)  # the fork server ended before die_with_parent took effect
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        lead_session(parent)
         signal.signal(signal.SIGTERM, self._on_sigterm)
-        held: list[Any] = [self._children.alarm, *(key.fileobj for key in self._selector.get_map().values())]
-        self._selector.close()
-        for one in held:
-            one.close()
+        self._children.close()
         for source, target in ((stdin, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
         os.close(stdin)
         os.close(log)
+
+
+def lead_session(parent: int) -> None:
+    """Make a process that ``parent`` has just forked lead a session of its own, and end with its parent."""
+    os.setsid()
+    die_with_parent(watch_stdin=False)
+    if os.getppid() != parent:
+        os._exit(1)  # the parent ended before die_with_parent took effect
 
 
 def other_threads() -> list[str]:

@@ -1,4 +1,4 @@
-"""Allreduce rings of this server: their start, their claim by one job at a time, their end and its reason."""
+"""Allreduce rings that a launcher on this machine starts, one job at a time uses, and the reasons for their ends."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import logging
 import os
 import re
 import secrets
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nfdt.core.errors import JobFailed
-from nfdt.core.host.private_files import private
-from nfdt.core.wire import workers_pb2 as pb
-from nfdt.launch.horovod_command import HostInfo, RingShape, choose_launcher, ring_command, ring_environment, shown
+from nfdt.core.host.private_files import private, write_private
+from nfdt.launch.horovod_command import HostInfo, RingShape, choose_launcher, ring_command, ring_environment
 from nfdt.launch.horovod_log import RingMessages, RingStall, finish_timeline, timelines
-from nfdt.launch.ring import Ring
+from nfdt.launch.ring import Ring, RingMaker
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ class LaunchedRing:
     directory: Path
     process: subprocess.Popen[bytes]
     job_id: str | None = None
+    awaited_slots = 0  # the launcher needs none
     _messages: RingMessages = field(init=False)
 
     def __post_init__(self) -> None:
@@ -70,12 +71,7 @@ class LaunchedRing:
     @property
     def origin(self) -> str:
         """Command line of the launcher."""
-        return shown(self.command)
-
-    @property
-    def awaited_slots(self) -> int:
-        """Return 0: the launcher needs no slots."""
-        return 0
+        return shlex.join(self.command)
 
     def messages(self) -> tuple[list[RingStall], list[str]]:
         """Return Horovod's stall warnings and the ring's messages since the last call."""
@@ -84,8 +80,14 @@ class LaunchedRing:
     @property
     def failure(self) -> str | None:
         """Reason of the ring's end; None while it runs."""
-        code = self.process.poll()
-        return None if code is None else self._explain(code)
+        if (code := self.process.poll()) is None:
+            return None
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        tail = "\n".join([line for line in lines if not _NOISE.match(line)][-TAIL_LINES:])
+        return (
+            f"The ring of {self.shape.size} ranks ended with exit code {code}. It was started with: "
+            f"{self.origin}\nThe end of its log:\n{tail or '(nothing)'}"
+        )
 
     def why(self, timeout_s: float = RING_END_S) -> JobFailed | None:
         """Return the reason of the ring's end, after waiting for it; None if it still runs."""
@@ -100,14 +102,6 @@ class LaunchedRing:
             with contextlib.suppress(ValueError, OSError):
                 return dict(json.loads(path.read_text()))
         return None
-
-    def _explain(self, code: int) -> str:
-        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        tail = "\n".join([line for line in lines if not _NOISE.match(line)][-TAIL_LINES:])
-        return (
-            f"The ring of {self.shape.size} ranks ended with exit code {code}. It was started with: "
-            f"{shown(self.command)}\nThe end of its log:\n{tail or '(nothing)'}"
-        )
 
     @property
     def log(self) -> Path:
@@ -150,7 +144,7 @@ class RingLauncher:
         self._command, self._look = tuple(command), look
         self._lock = threading.Lock()
         self._rings: list[LaunchedRing] = []
-        self._worlds = 0
+        self._world_started = False
         for left in directory.glob(f"{NAME}*/"):  # left by a killed server: a state directory has one server at a time
             shutil.rmtree(left, ignore_errors=True)
 
@@ -166,14 +160,13 @@ class RingLauncher:
     def claim(self, job_id: str, shape: RingShape) -> LaunchedRing:
         """Claim a ring of this shape for a job: its own, a free one, or a new one that starts in the background."""
         with self._lock:
-            own = next((ring for ring in self._rings if ring.job_id == job_id and ring.shape == shape), None)
-            if own is not None:
-                return own
-            for ring in self._rings:
-                if ring.job_id is None and ring.shape == shape and ring.process.poll() is None:
-                    ring.job_id = job_id
-                    return ring
-            if shape.launcher == "world" and self._worlds:
+            alike = [ring for ring in self._rings if ring.shape == shape]
+            own = [ring for ring in alike if ring.job_id == job_id]
+            free = [ring for ring in alike if ring.job_id is None and ring.process.poll() is None]
+            if found := [*own, *free]:
+                found[0].job_id = job_id
+                return found[0]
+            if shape.launcher == "world" and self._world_started:
                 raise JobFailed("The world that the launcher started has ended: mpirun starts one only. Run it again.")
             return self._start(shape, job_id)
 
@@ -193,19 +186,15 @@ class RingLauncher:
             ended = [ring for ring in self._rings if ring in rings]
             for ring in ended:
                 ring.job_id = ENDED
-        threading.Thread(target=self._end_and_forget, args=(ended,), name="ending-rings", daemon=True).start()
 
-    def _group_options(self, shape: RingShape) -> list[str]:
-        if not shape.members:
-            return []
-        return ["--members", ",".join(map(str, shape.members)), "--neighbours", str(shape.neighbours)]
+        def finish() -> None:
+            try:
+                _end_soon(ended)
+            finally:
+                with self._lock:
+                    self._rings = [ring for ring in self._rings if ring not in ended]
 
-    def _end_and_forget(self, rings: list[LaunchedRing]) -> None:
-        try:
-            _end_soon(rings)
-        finally:
-            with self._lock:
-                self._rings = [ring for ring in self._rings if ring not in rings]
+        threading.Thread(target=finish, name="ending-rings", daemon=True).start()
 
     def stop(self) -> None:
         """End all rings, whose slots have been dismissed; rings without a job end by themselves."""
@@ -218,74 +207,49 @@ class RingLauncher:
         directory = self._directory / name
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         directory.mkdir(mode=0o700)
-        program = [*self._command, "--server", self._server, "--ring", str(directory), *self._group_options(shape)]
+        program = [*self._command, "--server", self._server, "--ring", str(directory)]
+        if shape.members:
+            program += ["--members", ",".join(map(str, shape.members)), "--neighbours", str(shape.neighbours)]
+        variables, in_world = shape.tuning.variables(), shape.launcher == "world"
         try:
             command = ring_command(shape, program, self._look())
-            with open(directory / "token", "x", opener=private) as file:
-                file.write(self._token)
-            process = _launch(command, shape, directory.with_suffix(".log"))
+            write_private(directory / "token", self._token.encode())
+            with open(directory.with_suffix(".log"), "wb", opener=private) as output:
+                process = subprocess.Popen(
+                    command,
+                    env=ring_environment(os.environ, variables=variables, in_world=in_world),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
-        _log.info("%s: %s", name, shown(command))
         ring = LaunchedRing(name, shape, command, directory, process, job_id)
+        _log.info("%s: %s", name, ring.origin)
         self._rings.append(ring)
-        self._worlds += shape.launcher == "world"
+        self._world_started |= in_world
         return ring
 
 
-@dataclass(frozen=True)
-class LaunchedRings:
-    """Rings of one job that a launcher starts; a :class:`~nfdt.launch.ring.RingMaker`."""
+class LaunchedRings(RingMaker):
+    """Rings of one job that a launcher starts, which also places their ranks."""
 
-    launcher: RingLauncher
-    job_id: str
-
-    @property
-    def spans_machines(self) -> bool:
-        """Return True: the user names the hosts."""
-        return True
-
-    @property
-    def machines(self) -> tuple[str, ...]:
-        """Return nothing: the launcher places the ranks."""
-        return ()
-
-    def place(self, groups: Sequence[Sequence[int]], *, together: bool) -> bool:
-        """Return True: the launcher places the ranks."""
-        return True
-
-    @property
-    def in_slots(self) -> bool:
-        """Return False: the launcher starts processes of its own, and each ring once."""
-        return False
-
-    def adopt(self, slots: Mapping[int, pb.SlotHello]) -> None:
-        """Do nothing: the launcher needs no slots."""
-
-    def reachable(self, members: Sequence[int]) -> tuple[int, ...]:
-        """Return none: no ring is formed again."""
-        return ()
+    def __init__(self, launcher: RingLauncher, job_id: str) -> None:
+        self._launcher, self._job_id = launcher, job_id
 
     def claim(self, shape: RingShape) -> Ring:
-        """See :class:`RingLauncher`."""
-        return self.launcher.claim(self.job_id, shape)
+        """Return the job's ring of this shape, a free one, or a new one; see :meth:`RingLauncher.claim`."""
+        return self._launcher.claim(self._job_id, shape)
 
     def end(self, rings: Sequence[Ring]) -> None:
-        """See :class:`RingLauncher`."""
-        self.launcher.end(rings)
+        """End these rings in the background; their slots have been dismissed."""
+        self._launcher.end(rings)
 
     def release(self, *, usable: bool) -> None:
-        """See :class:`RingLauncher`."""
-        self.launcher.release(self.job_id, usable=usable)
-
-
-def _launch(command: Sequence[str], shape: RingShape, log: Path) -> subprocess.Popen[bytes]:
-    environment = ring_environment(os.environ, variables=shape.tuning.variables(), in_world=shape.launcher == "world")
-    with open(log, "wb", opener=private) as output:
-        return subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-        )
+        """Release the rings of the job; ``usable``: their ranks can serve another one."""
+        self._launcher.release(self._job_id, usable=usable)
 
 
 def _end_soon(rings: Sequence[LaunchedRing]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from nfdt.core.host.launcher_rank import LOCAL_NAMES, one_name_per_slot
 from nfdt.core.specs.horovod_options import RingElastic, RingTuning
 from nfdt.core.specs.job import ClusterSpec
 
+# Ranks find each other by these variables. A launcher that inherited those of an outer launch would join its world.
 _WORLD_VARIABLES = ("OMPI_", "PMIX_", "PMI_", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL", "HOROVOD_CROSS")
 _RENDEZVOUS = ("HOROVOD_GLOO_RENDEZVOUS", "HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "HOROVOD_HOSTNAME")
 
@@ -49,20 +49,15 @@ class RingShape:
     @classmethod
     def from_json(cls, options: Mapping[str, Any]) -> RingShape:
         """Return the shape for a flat mapping of a cluster's options and ``size``; other names are ignored."""
-        tuning = {name: options[name] for name in RingTuning.model_fields if name in options}
-        elastic = {name: options[name] for name in RingElastic.model_fields if name in options}
-        hosts, hostfile = options.get("hosts"), options.get("hostfile")
-        members = tuple(options.get("members", ()))
-        launcher = options.get("launcher") or "auto"
         return cls(
             int(options["size"]),
-            launcher,
-            hosts,
-            hostfile,
-            tuning=RingTuning(**tuning),
-            elastic=RingElastic(**elastic),
-            members=members,
-            neighbours=int(options.get("neighbours", 0)),
+            options.get("launcher") or "auto",
+            options.get("hosts"),
+            options.get("hostfile"),
+            RingTuning(**{name: options[name] for name in RingTuning.model_fields if name in options}),
+            RingElastic(**{name: options[name] for name in RingElastic.model_fields if name in options}),
+            tuple(options.get("members", ())),
+            int(options.get("neighbours", 0)),
         )
 
     @property
@@ -117,9 +112,7 @@ def choose_launcher(shape: RingShape, here: HostInfo) -> str:
         )
     if shape.launcher != "auto":
         return shape.launcher
-    if shape.elastic.elastic:
-        return "horovodrun"
-    return "mpirun" if here.mpirun else "horovodrun"
+    return "mpirun" if here.mpirun and not shape.elastic.elastic else "horovodrun"
 
 
 def ring_command(shape: RingShape, program: Sequence[str], here: HostInfo) -> list[str]:
@@ -188,8 +181,3 @@ def ring_environment(
     kept.pop("NFDT_TOKEN", None)
     kept |= variables or {}
     return {**kept, "TF_CPP_MIN_LOG_LEVEL": inherited.get("TF_CPP_MIN_LOG_LEVEL", "3"), "PYTHONUNBUFFERED": "1"}
-
-
-def shown(argv: Sequence[str]) -> str:
-    """Return the command line as typed in a shell."""
-    return shlex.join(argv)

@@ -1,4 +1,4 @@
-"""Output of Horovod: stall warnings and the ring's own messages in a growing log, and its timeline."""
+"""Readers of Horovod's output: stall warnings and the ring's own messages in a growing log, and timelines."""
 
 from __future__ import annotations
 
@@ -51,29 +51,25 @@ class StallReader:
         found: list[RingStall] = []
         for line in lines:
             source = _SOURCE.match(line)
-            found += self._take(source.group() if source else "", _SOURCE.sub("", line))
+            found += self._parse(source.group() if source else "", _SOURCE.sub("", line))
         found += [stall for stall in self._open.values() if stall.missing]
         self._open = {source: stall for source, stall in self._open.items() if not stall.missing}
         return found
 
-    def _take(self, source: str, text: str) -> list[RingStall]:
-        done: list[RingStall] = []
-        open_one = self._open.get(source)
-        if open_one is not None:
+    def _parse(self, source: str, text: str) -> Iterator[RingStall]:
+        """Parse the next line of a rank; yield the stall that it shows to be complete."""
+        stall = self._open.get(source)
+        if stall is not None:
             if rank := _RANK.match(text):
-                open_one.missing[int(rank.group(1))] = _names(rank.group(2))
-                return []
+                stall.missing[int(rank.group(1))] = tuple(rank.group(2).removesuffix("...").replace(",", " ").split())
+                return
             if text.startswith(_MISSING):
-                return []
+                return
             del self._open[source]
-            done = [open_one] if open_one.missing else []
+            if stall.missing:
+                yield stall
         if begin := _BEGIN.search(text):
             self._open[source] = RingStall(float(begin.group(1)))
-        return done
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name for name in text.removesuffix("...").replace(",", " ").split())
 
 
 class GrowingFile:
@@ -131,10 +127,8 @@ def finish_timeline(path: Path) -> bool:
             start = max(0, size - TAIL_BYTES)
             file.seek(start)
             tail = file.read()
-            if _is_closed(tail):
-                return False
             end = _last_event(tail)
-            if end is None:
+            if end is None or tail.rstrip().endswith(b"}]"):  # no timeline, or one that its writer has closed
                 return False
             file.seek(start + end)
             file.truncate()
@@ -149,10 +143,6 @@ def timelines(path: Path) -> list[Path]:
     later = re.compile(re.escape(path.stem) + r"\.\d+" + re.escape(path.suffix))
     found = [p for p in path.parent.glob("*") if later.fullmatch(p.name)] if path.parent.is_dir() else []
     return [path, *sorted(found)]
-
-
-def _is_closed(tail: bytes) -> bool:
-    return tail.rstrip().endswith(b"}]")
 
 
 def _last_event(tail: bytes) -> int | None:

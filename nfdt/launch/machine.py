@@ -72,10 +72,14 @@ def own_addresses() -> list[str]:
 
     up = {name for name, status in psutil.net_if_stats().items() if status.isup}
     families = (socket.AF_INET, socket.AF_INET6)
-    found = [
-        a.address for name, all_ in psutil.net_if_addrs().items() if name in up for a in all_ if a.family in families
+    found = [each for name, addresses in psutil.net_if_addrs().items() if name in up for each in addresses]
+    return [
+        each.address
+        for each in found
+        if each.family in families
+        and not is_loopback(each.address)
+        and not ipaddress.ip_address(each.address.partition("%")[0]).is_link_local
     ]
-    return [address for address in found if _is_reachable(address)]
 
 
 def public_host() -> str:
@@ -95,7 +99,3 @@ def certificate_hosts(host: str) -> list[str]:
     return list(
         dict.fromkeys([host, socket.gethostname(), socket.getfqdn(), *own_addresses(), "localhost", "127.0.0.1"])
     )
-
-
-def _is_reachable(address: str) -> bool:
-    return not is_loopback(address) and not ipaddress.ip_address(address.partition("%")[0]).is_link_local

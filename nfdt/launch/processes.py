@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 
 from nfdt.core.host.child_process import ForkedProcess
 from nfdt.core.host.keras_backend import TENSORFLOW, VARIABLE
-from nfdt.core.host.private_files import ensure_folder
+from nfdt.core.host.private_files import ensure_folder, private
 from nfdt.core.jobs.runner import Role
 from nfdt.launch.fork_client import ForkServerClient
 from nfdt.launch.slot_process import (
     SLOT,
     SlotEnd,
     SlotOptions,
-    keep,
+    keep_log,
     shared_environment,
     slot_arguments,
     slot_environment,
@@ -32,6 +32,7 @@ from nfdt.launch.slot_process import (
 _log = logging.getLogger(__name__)
 
 TERMINATE_S = 5.0
+POLL_S = 0.2
 CRASHES = 3  # number in a row, each before the slot was registered, after which no slot is started again
 CRASH_S = 10.0  # an earlier end of a registered slot delays the next start
 MOST_ENDS = 1000  # number of ends that are kept
@@ -114,9 +115,10 @@ class LocalLauncher:
     def failure(self) -> str | None:
         """Reason why no slots can be started; None while they can."""
         if self.given_up.is_set():
-            last = f" The last: {next(reversed(self._ends.values()))}." if self._ends else ""
-            what = f"{CRASHES} times in a row slot processes ended before they were registered"
-            return f"{what}, so no more are started here.{last}"
+            return (
+                f"{CRASHES} times in a row slot processes ended before they were registered, so no more are started "
+                f"here. The last: {next(reversed(self._ends.values()))}."
+            )
         if self._failed_starts < FAILED_STARTS:
             return None
         return f"{self._start_error}. It is tried again every {_pause_s(DOUBLINGS + 1):.0f} s"
@@ -151,8 +153,10 @@ class LocalLauncher:
                 self._reap()
                 missing = [] if self.given_up.is_set() else self._missing()
                 if not missing or self._pauses():
-                    self._changed.wait(0.2 if self._slots or missing else None)
+                    # Ends are polled: exit codes of processes, and reports of the fork server, wake no thread.
+                    self._changed.wait(POLL_S if self._slots or missing else None)
                     continue
+            # Without the lock: to start a process takes long, and other threads ask for pids and failures.
             for role, index in missing:
                 if not self._start(role, index):
                     break
@@ -169,24 +173,24 @@ class LocalLauncher:
         for slot in [s for s in self._slots if s.process.poll() is not None]:
             self._slots.remove(slot)
             _close_stdin(slot.process)
-            end = self._note_end(slot)
+            end = self._record_end(slot)
             self._ended(slot.name)
-            self._count(slot.started_at, end)
+            self._count_crash(slot.started_at, end)
             self._changed.notify_all()
 
-    def _note_end(self, slot: _Slot) -> SlotEnd:
+    def _record_end(self, slot: _Slot) -> SlotEnd:
         log, code = self._options.logs / f"{slot.name}.log", int(slot.process.returncode or 0)
         if slot.process.pid is None and self._fork_server is not None:  # it was never forked
             log = self._fork_server.log
         if code and self._options.kept_logs is not None:
-            log = keep(log, self._options.kept_logs)
+            log = keep_log(log, self._options.kept_logs)
         end = self._ends[slot.name] = SlotEnd.read(code, log)
         if len(self._ends) > MOST_ENDS:
             del self._ends[next(iter(self._ends))]
         _log.log(logging.WARNING if code else logging.INFO, "%s slot %s: %s", slot.role, slot.name, end)
         return end
 
-    def _count(self, started_at: float, end: SlotEnd) -> None:
+    def _count_crash(self, started_at: float, end: SlotEnd) -> None:
         """Count consecutive crashes; processes that end together, for instance with their fork server, count as one.
 
         Crashes of registered slots have other causes, such as a job that takes too much memory.
@@ -211,11 +215,9 @@ class LocalLauncher:
         return now < max(start_at, self._crashed_at + _pause_s(self._crashes))
 
     def _missing(self) -> list[tuple[Role, int]]:
-        missing: list[tuple[Role, int]] = []
-        for role, count in self._wanted.items():
-            taken = {slot.index for slot in self._slots if slot.role == role}
-            missing += [(role, index) for index in range(count) if index not in taken]
-        return missing
+        taken = {(slot.role, slot.index) for slot in self._slots}
+        wanted = [(role, index) for role, count in self._wanted.items() for index in range(count)]
+        return [each for each in wanted if each not in taken]
 
     def _start(self, role: Role, index: int) -> bool:
         """Start a slot; return False if that failed and must be retried."""
@@ -236,13 +238,12 @@ class LocalLauncher:
         return True
 
     def _new_process(self, role: Role, index: int, name: str) -> Process:
-        log = os.open(self._options.logs / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            arguments = slot_arguments(self._options, role, name)
-            environment = slot_environment(self._options, role, index, os.environ)
+        arguments = slot_arguments(self._options, role, name)
+        environment = slot_environment(self._options, role, index, os.environ)
+        with open(self._options.logs / f"{name}.log", "ab", opener=private) as log:
             forked = None
             if environment[VARIABLE] == TENSORFLOW:  # the fork server has loaded it
-                forked = self._fork(arguments, f"nfdt {role} {index}", environment, log)
+                forked = self._fork(arguments, f"nfdt {role} {index}", environment, log.fileno())
             return forked or subprocess.Popen(
                 [*self._options.command, *arguments],
                 env=environment,
@@ -251,13 +252,16 @@ class LocalLauncher:
                 stderr=log,
                 start_new_session=True,
             )
-        finally:
-            os.close(log)
 
     def _fork(self, arguments: list[str], name: str, environment: dict[str, str], log: int) -> ForkedProcess | None:
         """Fork a slot, after starting the fork server if necessary; return None if slots cannot be forked."""
-        if self._fork_server is not None and self._fork_server.returncode is not None:
-            self._lose(self._fork_server)
+        lost = self._fork_server
+        if lost is not None and lost.returncode is not None:
+            _log.warning("the fork server of slots ended with %s; see %s", lost.returncode, lost.log)
+            # Another one would end likewise, unless this one has ever been ready, or was another process's.
+            self._forks_slots = lost.ready or lost.pid is None
+            lost.stop()
+            self._fork_server = None
         if not self._forks_slots:
             return None
         try:
@@ -268,13 +272,6 @@ class LocalLauncher:
         except OSError as error:
             _log.warning("%s is started, not forked: %s", name, error)
             return None
-
-    def _lose(self, fork_server: ForkServerClient) -> None:
-        """Stop a fork server that has ended; another one is started if it has ever been ready, or was another's."""
-        _log.warning("the fork server of slots ended with %s; see %s", fork_server.returncode, fork_server.log)
-        self._forks_slots = fork_server.ready or not fork_server.is_own
-        fork_server.stop()
-        self._fork_server = None
 
 
 def _pause_s(failures: int) -> float:

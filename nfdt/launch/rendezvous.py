@@ -52,6 +52,7 @@ def rendezvous_file(rank: LauncherRank, environment: Mapping[str, str]) -> Path:
 def publish_rendezvous(path: Path, rendezvous: RendezvousInfo) -> Iterator[None]:
     """Write rank 0's file for the other ranks, atomically and with mode 0600; remove it at the block's end."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # Other ranks poll for this name: they must never read half a file.
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         json.dump(asdict(rendezvous), file)

@@ -1,10 +1,11 @@
-"""Interface of an allreduce ring to the job that uses it, whatever started its ranks, and their places on machines."""
+"""Allreduce rings as their job sees them, whatever starts the ranks, and the places of ranks on machines."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,18 +44,9 @@ class RankPlace:
 
         The name of a host only separates the machines: Horovod connects to addresses from the rendezvous.
         """
-        place = {
-            "RANK": self.rank,
-            "SIZE": self.size,
-            "LOCAL_RANK": self.local_rank,
-            "LOCAL_SIZE": self.local_size,
-            "CROSS_RANK": self.cross_rank,
-            "CROSS_SIZE": self.cross_size,
-            "HOSTNAME": f"machine-{self.machine}",
-            "CONTROLLER": "gloo",
-            "CPU_OPERATIONS": "gloo",
-            "GLOO_TIMEOUT_SECONDS": RANK_TIMEOUT_S,
-        }
+        numbers = {name.upper(): number for name, number in asdict(self).items() if name != "machine"}
+        gloo = {"CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo", "GLOO_TIMEOUT_SECONDS": RANK_TIMEOUT_S}
+        place = {**numbers, "HOSTNAME": f"machine-{self.machine}", **gloo}
         return {**{f"HOROVOD_{name}": str(value) for name, value in place.items()}, **tuning}
 
 
@@ -71,6 +63,7 @@ def place_ranks(machines: Sequence[Hashable]) -> list[RankPlace]:
     for rank, machine in enumerate(machines):
         local = seen[machine]
         seen[machine] += 1
+        # Horovod counts as cross ranks only the machines that have a rank of the same local rank.
         across = [other for other in numbers if sizes[other] > local]
         place = RankPlace(
             rank, len(machines), local, sizes[machine], across.index(machine), len(across), numbers[machine]
@@ -123,18 +116,22 @@ class Ring(Protocol):
         ...
 
 
-class RingMaker(Protocol):
-    """Maker of the rings of one job."""
+class RingMaker(ABC):
+    """Maker of the rings of one job; the defaults are those of rings that a launcher on the server's machine starts.
 
-    @property
-    def spans_machines(self) -> bool:
-        """Whether a ring may have ranks on several machines."""
-        ...
+    Attributes:
+        in_slots: Whether ranks are worker slots of the job. Then flat workers must leave theirs first, and a ring that
+            has lost a rank can be formed again.
+        spans_machines: Whether a ring may have ranks on several machines.
+    """
+
+    in_slots = False
+    spans_machines = True
 
     @property
     def machines(self) -> tuple[str, ...]:
         """Name of each worker's machine, by the worker's number; empty: one machine, or not placed yet."""
-        ...
+        return ()
 
     def place(self, groups: Sequence[Sequence[int]], *, together: bool) -> bool:
         """Find machines for all workers of the job, once; return whether they are found.
@@ -146,32 +143,23 @@ class RingMaker(Protocol):
         Raises:
             PolicyRefused: The rings would span machines, which this server does not allow.
         """
-        ...
+        return True
 
-    @property
-    def in_slots(self) -> bool:
-        """Whether ranks are worker slots of the job.
-
-        Then flat workers must leave theirs first, and a ring that has lost a rank can be formed again.
-        """
-        ...
-
-    def adopt(self, slots: Mapping[int, pb.SlotHello]) -> None:
+    def adopt(self, slots: Mapping[int, pb.SlotHello]) -> None:  # noqa: B027
         """Reserve the slots of the job's flat workers, by the worker's number, for its rings."""
-        ...
 
     def reachable(self, members: Sequence[int]) -> tuple[int, ...]:
         """Return those of the waiting members whose machines have a free slot."""
-        ...
+        return ()
 
+    @abstractmethod
     def claim(self, shape: RingShape) -> Ring:
         """Return a ring of this shape, which starts in the background; the job's own one if it has one."""
-        ...
 
+    @abstractmethod
     def end(self, rings: Sequence[Ring]) -> None:
         """End these rings in the background; their slots have been dismissed."""
-        ...
 
+    @abstractmethod
     def release(self, *, usable: bool) -> None:
         """Release the rings of the job at its end; ``usable``: their ranks can serve another job."""
-        ...

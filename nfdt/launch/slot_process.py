@@ -1,4 +1,4 @@
-"""Slot processes as values: their options, arguments and environment, and the description of their end."""
+"""Options, arguments and environment of slot processes, and the reasons for their ends."""
 
 from __future__ import annotations
 
@@ -140,6 +140,7 @@ class SlotEnd:
 def _text_of(log: Path) -> str:
     try:
         with log.open("rb") as file:
+            # The head shows whether the slot registered, the tail why it ended.
             head = file.read(LOG_BYTES)
             file.seek(max(file.tell(), file.seek(0, 2) - LOG_BYTES))
             return (head + file.read()).decode(errors="replace")
@@ -147,7 +148,7 @@ def _text_of(log: Path) -> str:
         return ""
 
 
-def keep(log: Path, folder: Path) -> Path:
+def keep_log(log: Path, folder: Path) -> Path:
     """Copy a log to a permanent folder of the newest logs; return the copy's path, or the log's if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -33,7 +33,7 @@ from nfdt.core.host.warm import (
     socket_name,
 )
 from nfdt.launch.fork_here import FORK_SERVER_LOG, end_forked, fork_server_here, import_slots, keep_descriptors
-from nfdt.launch.fork_server import ForkedChildren, other_threads
+from nfdt.launch.fork_server import ForkedChildren, lead_session, other_threads
 
 _log = logging.getLogger(__name__)
 
@@ -44,9 +44,7 @@ _CREDENTIALS = struct.Struct("3i")  # process, user and group of the peer
 
 
 class WarmServerProcess:
-    """Acceptor of requests, each over a connection of its own, which reports process id and exit code.
-
-    A job server that has ended stays a zombie until its client closes the connection.
+    """The warm server's loop: forks a job server for each connection, and reports its process id and exit code there.
 
     Args:
         listener: Socket of the requests.
@@ -57,9 +55,8 @@ class WarmServerProcess:
         self._ending = False
         self._children = ForkedChildren()
         signal.signal(signal.SIGTERM, self._on_sigterm)
-        self._selector = selectors.DefaultSelector()
+        self._selector = self._children.selector
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(self._children.woken, selectors.EVENT_READ, self._children.report_ends)
 
     def _on_sigterm(self, *_: object) -> None:
         self._ending = True
@@ -89,7 +86,7 @@ class WarmServerProcess:
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._receive(connection))
 
     def _receive(self, connection: socket.socket) -> None:
-        """Fork a job server as a client requests it, or forget a client that asked nothing."""
+        """Fork a job server as a client requests it; close the connection of a client that asks for nothing."""
         self._selector.unregister(connection)
         try:
             message, descriptors, _, _ = socket.recv_fds(connection, REQUEST_BYTES, DESCRIPTORS)
@@ -114,23 +111,12 @@ class WarmServerProcess:
         if pid == 0:
             end_forked(lambda: _become_job_server(parent, request, descriptors))
         _log.info("job server %d is forked", pid)
-        self._selector.register(connection, selectors.EVENT_READ, lambda: self._forget(pid, connection))
         self._children.add(pid, connection)
-
-    def _forget(self, pid: int, connection: socket.socket) -> None:
-        self._selector.unregister(connection)
-        self._children.forget(pid, connection)
-        _log.info("job server %d has ended", pid)
 
 
 def _become_job_server(parent: int, request: dict[str, Any], descriptors: list[int]) -> int:
     """Serve one run in the new process, with the fork server of its slots, and return the exit code."""
-    from nfdt.core.host.child_process import die_with_parent
-
-    os.setsid()
-    die_with_parent(watch_stdin=False)
-    if os.getppid() != parent:
-        return 1
+    lead_session(parent)
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
@@ -144,19 +130,21 @@ def _become_job_server(parent: int, request: dict[str, Any], descriptors: list[i
     arguments = request["arguments"]
     folder = Path(arguments[arguments.index("--folder") + 1])
     requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    forked = fork_server_here(theirs, request["environment"], folder / FORK_SERVER_LOG)
+    await_fork_server = fork_server_here(theirs, request["environment"], folder / FORK_SERVER_LOG)
     requests.set_inheritable(False)
     sys.argv = [JOB_SERVER_MODULE, *arguments]
     code = int(importlib.import_module(JOB_SERVER_MODULE).main([*arguments, "--fork-server", str(requests.detach())]))
-    if forked is not None:
-        forked.stop()
+    if await_fork_server is not None:
+        await_fork_server()
     return code
 
 
 def _search_as(environment: dict[str, str]) -> None:
     """Search modules in the client's PYTHONPATH in place of this process's."""
-    ours = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    theirs = [os.path.abspath(entry) for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    ours, theirs = (
+        [os.path.abspath(entry) for entry in each.get("PYTHONPATH", "").split(os.pathsep) if entry]
+        for each in (os.environ, environment)
+    )
     sys.path[:] = [*theirs, *(entry for entry in sys.path if entry not in ours)]
     importlib.invalidate_caches()
 
@@ -165,6 +153,7 @@ def main() -> int:
     """Run ``python -m nfdt.launch.warm_server FOLDER LOG``, which prints one JSON line when it serves, or why not."""
     folder, log = Path(sys.argv[1]), sys.argv[2]
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    # One warm server for each user and machine: the lock ends with its process, however that ends.
     lock = os.open(folder / f"warm-{socket.gethostname()}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -175,7 +164,7 @@ def main() -> int:
     importlib.import_module(JOB_SERVER_MODULE)
     import_slots(serves_scripts=False)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    before = os.umask(0o077)
+    before = os.umask(0o077)  # which gives the socket its mode: no other user may connect
     with socket_name(folder) as name:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
@@ -186,7 +175,7 @@ def main() -> int:
     with replacing(description_file(folder)) as file:
         file.write(describe(WarmServer(os.getpid(), log, imported)))
     print(json.dumps({"pid": os.getpid()}), flush=True)
-    null = os.open(os.devnull, os.O_RDWR)
+    null = os.open(os.devnull, os.O_RDWR)  # nfdt start, which has read the line, closes the pipe
     os.dup2(null, 1)
     os.close(null)
     _log.info("warm server runs: process %d", os.getpid())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 
 from nfdt.core.html_page import COLOURS, render_page, render_table
@@ -43,7 +44,7 @@ def table(
 ) -> list[tuple[str, ...]]:
     """Return the rows of the report's table; the first one is that of plain Keras."""
     finals = [curve[-1].value for curve in curves[PLAIN]]
-    rows: list[tuple[str, ...]] = [(PLAIN, "", f"{math.fsum(finals) / len(finals):.4g}", "", "1", "")]
+    rows: list[tuple[str, ...]] = [(PLAIN, "", f"{statistics.fmean(finals):.4g}", "", "1", "")]
     for name, each in found.items():
         margin = "unknown" if math.isinf(each.margin) else f"{each.margin:.2g}"
         reached = "never" if each.seconds_to_plain is None else f"{each.seconds_to_plain:.1f}"

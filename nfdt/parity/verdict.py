@@ -88,8 +88,8 @@ class Comparison:
 
 def compare(metric: Metric, plain: Sequence[Curve], other: Sequence[Curve]) -> Comparison:
     """Compare repetitions of a training; each has at least one epoch."""
-    goal = _mean(_finals(plain))
-    final = _mean(_finals(other))
+    goal = statistics.fmean(_finals(plain))
+    final = statistics.fmean(_finals(other))
     difference, margin = final - goal, _margin(_finals(plain), _finals(other))
     return Comparison(
         _verdict(metric, plain, final, difference, margin),
@@ -120,12 +120,13 @@ def epoch_s(curves: Sequence[Curve]) -> float:
 
 
 def _verdict(metric: Metric, plain: Sequence[Curve], final: float, difference: float, margin: float) -> str:
-    first, goal = _mean([curve[0].value for curve in plain]), _mean(_finals(plain))
+    first, goal = statistics.fmean([curve[0].value for curve in plain]), statistics.fmean(_finals(plain))
     learnt = metric.gain(goal, first)
     if math.isnan(final):
         return NOTHING
     if difference and math.isinf(margin):
         return f"{'higher' if difference > 0 else 'lower'} by {abs(difference):.4g}, one repetition"
+    # Within the noise, a result is that of plain Keras even where neither of them learnt.
     if abs(difference) <= margin:
         return WITHIN
     if learnt > 0 and metric.gain(final, first) < learnt * LEARNT:
@@ -135,10 +136,6 @@ def _verdict(metric: Metric, plain: Sequence[Curve], final: float, difference: f
 
 def _finals(curves: Sequence[Curve]) -> list[float]:
     return [curve[-1].value for curve in curves]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 def _margin(one: Sequence[float], other: Sequence[float]) -> float:

@@ -6,7 +6,7 @@ import functools
 import importlib.resources
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from nfdt.core.specs.algorithm import AlgorithmSpec
@@ -32,14 +32,10 @@ class MeasuredTraining:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> MeasuredTraining:
-        """Read the format of :meth:`to_json`: JSON has no integer keys and no tuples."""
+        """Read the JSON of ``dataclasses.asdict``: JSON has no integer keys and no tuples."""
         rows = {row: {int(w): figure for w, figure in found.items()} for row, found in data["rows"].items()}
         lower = {row: {int(w): (d, a) for w, (d, a) in found.items()} for row, found in data["lower"].items()}
         return cls(data["task"], data["one_machine"], rows, lower)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the value as JSON data."""
-        return asdict(self)
 
 
 @functools.cache
@@ -93,6 +89,7 @@ def expected_loss(row: str, delay: float) -> AccuracyLoss:
     within = [_interpolated(curve, delay) for curve in curves if delay <= curve[-1][0]]
     if within:
         return AccuracyLoss(min(within), max(within))
+    # No training measured such a delay: the loss at the longest measured one is a lower limit.
     least = max((curve[-1][1] for curve in curves), default=0.0)
     return AccuracyLoss(least) if least else AccuracyLoss()
 

@@ -8,7 +8,7 @@ from statistics import median, quantiles
 from nfdt.planning.cost_model import Cluster
 from nfdt.schedulers.throughput import StepTime
 
-RULES = 0.25  # share of a worker's epoch from which overhead, which is all but computation, rules
+DOMINANT_SHARE = 0.25  # share of a worker's epoch from which overhead, everything but computation, dominates it
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class MeasuredWorker:
 
     @property
     def quiet_step_s(self) -> float:
-        """Computation of a step from which the same overhead would be less than ``RULES`` of an epoch."""
-        return (self.epochs.step_s - self.compute_s) * (1 - RULES) / RULES
+        """Computation of a step from which the same overhead would be less than ``DOMINANT_SHARE`` of an epoch."""
+        return (self.epochs.step_s - self.compute_s) * (1 - DOMINANT_SHARE) / DOMINANT_SHARE
 
 
 @dataclass(frozen=True)
@@ -147,9 +147,11 @@ def step_of(worker: MeasuredWorker, alone: StepTime, batch_size: int) -> StepTim
 def with_overhead(cluster: Cluster, worker: MeasuredWorker) -> Cluster:
     """Return a cluster in which every exchange, allreduce and epoch costs also what it cost the measured worker."""
     more_s = max(0.0, worker.exchange_s - cluster.shard_step_s)  # the shard's step is counted already
-    workers = tuple(replace(each, exchange_s=each.exchange_s + more_s) for each in cluster.workers)
-    allreduce_s = cluster.allreduce_s + worker.exchange_s
-    return replace(cluster, workers=workers, allreduce_s=allreduce_s, epoch_end_s=worker.epoch_end_s)
+    return cluster.map_workers(
+        lambda each: replace(each, exchange_s=each.exchange_s + more_s),
+        allreduce_s=cluster.allreduce_s + worker.exchange_s,
+        epoch_end_s=worker.epoch_end_s,
+    )
 
 
 def spread_of_ratio(above: MeasuredEpochs, below: MeasuredEpochs) -> tuple[float, float]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
+from functools import partial
 
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.planning.cost_model import Cluster
 from nfdt.planning.forecast import Forecast, forecast
-from nfdt.planning.limits import sum_of_speeds
 from nfdt.schedulers.batch_policies import find_batch_policy
 from nfdt.schedulers.task_policies import make_task_policy
 from nfdt.schedulers.throughput import StepTime
@@ -19,18 +18,6 @@ ALONE = "the fastest worker alone"
 TOO_HIGH = 0.10  # greatest excess of published forecasts over measured speeds: docs/benchmarks.md, "forecast"
 TOO_HIGH_TOGETHER = 0.26  # the same where workers wait for each other
 LEAST_SHARE = 0.1  # a part that costs less is not worth a change: then it is the computation
-
-_REMEDIES: Mapping[str, str] = MappingProxyType(
-    {
-        "compute": "more or faster workers help",
-        "links": "send fewer bytes (codec='int8'), hide them (overlap=1), or take larger batches",
-        "latency": "hide it (overlap=1), or take larger batches",
-        "shard": "more shards help (shards=2)",
-        "allreduce": "send fewer bytes (codec='fp16'), or take an algorithm without a barrier (ddc-asgd)",
-        "slowest worker": "take an algorithm without a barrier (ddc-asgd, auto), or batch='dbs'",
-        "ends of epochs": "longer epochs help (more samples, or a greater steps_per_epoch)",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -48,7 +35,7 @@ class Bottleneck:
     @property
     def remedy(self) -> str:
         """Change that would help."""
-        return _REMEDIES[self.part]
+        return _PARTS[self.part][1] if self.part in _PARTS else "more or faster workers help"
 
     def __str__(self) -> str:
         return f"{self.part} ({100 * self.share:.0f} %)"
@@ -63,37 +50,29 @@ def find_bottleneck(algorithm: AlgorithmSpec, cluster: Cluster, samples: int) ->
         samples: Samples of an epoch.
     """
     whole_s = forecast(algorithm, cluster, samples).epoch_s
-    shares = {
-        part: 1 - forecast(algorithm, without(cluster), samples).epoch_s / whole_s for part, without in _WITHOUT.items()
-    }
-    part = max(shares, key=lambda name: shares[name])
-    if shares[part] < LEAST_SHARE:
-        return Bottleneck("compute", 1 - max(0.0, shares[part]))
-    return Bottleneck(part, shares[part])
+    share, part = max(
+        (
+            (1 - forecast(algorithm, without(cluster), samples).epoch_s / whole_s, part)
+            for part, (without, _) in _PARTS.items()
+        ),
+        key=lambda found: found[0],
+    )
+    return Bottleneck(part, share) if share >= LEAST_SHARE else Bottleneck("compute", 1 - max(0.0, share))
 
 
 def _without_links(cluster: Cluster) -> Cluster:
-    workers = [replace(w, exchange_s=w.exchange_s - w.travel_s, travel_s=0.0) for w in cluster.workers]
-    return replace(cluster, workers=tuple(workers), links=())
+    return cluster.map_workers(lambda w: replace(w, exchange_s=w.exchange_s - w.travel_s, travel_s=0.0), links=())
 
 
 def _without_latency(cluster: Cluster) -> Cluster:
-    workers = [replace(w, exchange_s=min(w.exchange_s, w.travel_s), ask_s=0.0) for w in cluster.workers]
-    return replace(cluster, workers=tuple(workers))
+    return cluster.map_workers(lambda w: replace(w, exchange_s=min(w.exchange_s, w.travel_s), ask_s=0.0))
 
 
 def _without_shard(cluster: Cluster) -> Cluster:
     applied_s = cluster.shard_step_s
-    workers = [replace(w, exchange_s=max(w.travel_s, w.exchange_s - applied_s)) for w in cluster.workers]
-    return replace(cluster, workers=tuple(workers), shard_step_s=0.0)
-
-
-def _without_allreduce(cluster: Cluster) -> Cluster:
-    return replace(cluster, allreduce_s=0.0)
-
-
-def _without_ends(cluster: Cluster) -> Cluster:
-    return replace(cluster, epoch_end_s=0.0)
+    return cluster.map_workers(
+        lambda w: replace(w, exchange_s=max(w.travel_s, w.exchange_s - applied_s)), shard_step_s=0.0
+    )
 
 
 def _equal_workers(cluster: Cluster) -> Cluster:
@@ -101,19 +80,24 @@ def _equal_workers(cluster: Cluster) -> Cluster:
     batch = cluster.local_batch
     rate = sum(1 / w.step.seconds(batch) for w in cluster.workers) / len(cluster.workers)
     step = StepTime(0.0, 1 / rate / batch)
-    return replace(cluster, workers=tuple(replace(w, step=step, jitter=0.0) for w in cluster.workers))
+    return cluster.map_workers(lambda w: replace(w, step=step, jitter=0.0))
 
 
-_WITHOUT: Mapping[str, Callable[[Cluster], Cluster]] = MappingProxyType(
-    {
-        "links": _without_links,
-        "latency": _without_latency,
-        "shard": _without_shard,
-        "allreduce": _without_allreduce,
-        "slowest worker": _equal_workers,
-        "ends of epochs": _without_ends,
-    }
-)
+# Parts that can limit a preset: the cluster without each of them, and the change that would help.
+_PARTS: dict[str, tuple[Callable[[Cluster], Cluster], str]] = {
+    "links": (_without_links, "send fewer bytes (codec='int8'), hide them (overlap=1), or take larger batches"),
+    "latency": (_without_latency, "hide it (overlap=1), or take larger batches"),
+    "shard": (_without_shard, "more shards help (shards=2)"),
+    "allreduce": (
+        partial(replace, allreduce_s=0.0),
+        "send fewer bytes (codec='fp16'), or take an algorithm without a barrier (ddc-asgd)",
+    ),
+    "slowest worker": (_equal_workers, "take an algorithm without a barrier (ddc-asgd, auto), or batch='dbs'"),
+    "ends of epochs": (
+        partial(replace, epoch_end_s=0.0),
+        "longer epochs help (more samples, or a greater steps_per_epoch)",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -177,7 +161,7 @@ def one_machine(
     here_s = step_s or min(steps_s)
     rate = cluster.local_batch / (plain_s or min(steps_s))
     speeds = [rate * here_s / each_s for each_s in steps_s]
-    return OneMachine(PLAIN if plain_s else ALONE, rate, samples / rate, sum_of_speeds(speeds))
+    return OneMachine(PLAIN if plain_s else ALONE, rate, samples / rate, sum(speeds))
 
 
 def compare(
@@ -196,24 +180,21 @@ def compare(
         alone: One machine.
         spread: Range of measured speed-ups over their median, from at most 1 to at least 1.
     """
-    return [_compared(algorithm, cluster, samples, alone, spread) for algorithm in algorithms]
+    runs = []
+    for algorithm in algorithms:
+        found = forecast(algorithm, cluster, samples)
+        epoch_s = max(found.epoch_s, samples / alone.sum_of_speeds)
+        found = replace(found, epoch_s=epoch_s, samples_per_s=samples / epoch_s)
+        speed_up = min(alone.limit, alone.epoch_s / epoch_s)
+        together = algorithm.consistency_facts.synchronous or not algorithm.topology_facts.flat
+        error = (TOO_HIGH_TOGETHER if together else TOO_HIGH) if len(cluster.workers) > 1 else 0.0
+        low, high = speed_up * spread[0] / (1 + error), max(speed_up, min(alone.limit, speed_up * spread[1]))
+        runs.append(PlannedRun(found, speed_up, low, high, find_bottleneck(algorithm, cluster, samples)))
+    return runs
 
 
-def uses(algorithm: AlgorithmSpec, workers: int) -> bool:
-    """Whether so many workers can use what a preset is made of; one worker has none to wait for or to share with."""
+def suits(algorithm: AlgorithmSpec, workers: int) -> bool:
+    """Whether a preset suits so many workers; one worker has no others to wait for or to share with."""
     alone = algorithm.consistency_facts.independent and algorithm.topology_facts.flat
     shares = find_batch_policy(algorithm.batch).facts.follows_speed or make_task_policy(algorithm.tasks).ends_together
     return workers > 1 or (alone and not shares)
-
-
-def _compared(
-    algorithm: AlgorithmSpec, cluster: Cluster, samples: int, alone: OneMachine, spread: tuple[float, float]
-) -> PlannedRun:
-    found = forecast(algorithm, cluster, samples)
-    epoch_s = max(found.epoch_s, samples / alone.sum_of_speeds)
-    found = replace(found, epoch_s=epoch_s, samples_per_s=samples / epoch_s)
-    speed_up = min(alone.limit, alone.epoch_s / epoch_s)
-    together = algorithm.consistency_facts.synchronous or not algorithm.topology_facts.flat
-    error = (TOO_HIGH_TOGETHER if together else TOO_HIGH) if len(cluster.workers) > 1 else 0.0
-    low, high = speed_up * spread[0] / (1 + error), max(speed_up, min(alone.limit, speed_up * spread[1]))
-    return PlannedRun(found, speed_up, low, high, find_bottleneck(algorithm, cluster, samples))

@@ -1,4 +1,4 @@
-"""Predicted speed and staleness of a preset on measured workers.
+"""Predicted speed and staleness of presets on measured workers, and the choice of the preset with the most progress.
 
 A step takes the seconds of its :class:`~nfdt.schedulers.StepTime`; its push and reply take another ``exchange_s``
 unless they are hidden. We define the equations; see docs/algorithms/auto.md.
@@ -7,9 +7,10 @@ unless they are hidden. We define the equations; see docs/algorithms/auto.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from statistics import NormalDist
+from typing import Any
 
 from nfdt.core.specs.presets import CONSISTENCY_FACTS
 from nfdt.schedulers.batch_policies import find_batch_policy
@@ -19,6 +20,7 @@ from nfdt.schedulers.ring_network import RingNetwork
 from nfdt.schedulers.throughput import StepTime, lease_size
 
 ENDLESS = 10**9  # number of tasks in an epoch whose end is far
+BETTER = 1.1  # ratio of predicted progress from which a running job changes its preset
 STALENESS_SCALE = 16.0  # delay that doubles the samples which an update rule with compensation needs
 
 
@@ -76,6 +78,10 @@ class Cluster:
     links: tuple[SharedLink, ...] = ()
     network: RingNetwork = RingNetwork()
     epoch_end_s: float = 0.0
+
+    def map_workers(self, change: Callable[[WorkerCost], WorkerCost], **others: Any) -> Cluster:
+        """Return the cluster with changed workers, and with other values of other attributes."""
+        return replace(self, workers=tuple(map(change, self.workers)), **others)
 
     def ring_s(self, members: Sequence[int]) -> float:
         """Return the seconds to average a gradient within a group; on one machine of several it is a local ring's."""
@@ -257,3 +263,51 @@ def _period(step_s: float, worker: WorkerCost, overlap: int, *, asks: bool) -> f
         step_s += worker.ask_s / lease_size(ENDLESS, 1, whole_s)
     # Each of 1 + overlap steps in flight passes through computation and exchange; no link carries two at once.
     return max(step_s, (step_s + worker.exchange_s) / (1 + overlap), worker.travel_s / 2)
+
+
+@dataclass(frozen=True)
+class PlanChoice:
+    """A preset, its prediction, and the reason for the choice."""
+
+    preset: PlannedPreset
+    prediction: Prediction
+    reason: str
+
+
+def choose(cluster: Cluster, presets: Sequence[PlannedPreset], *, current: PlannedPreset | None = None) -> PlanChoice:
+    """Return the best preset for measured workers; of equally good ones the first.
+
+    Args:
+        cluster: The workers.
+        presets: Presets to choose from, at least one.
+        current: Current preset, kept unless another one is predicted to make ``BETTER`` times its progress.
+    """
+    presets = presets if current is None or current in presets else [current, *presets]
+    predictions = {preset: predict(preset, cluster) for preset in presets}
+    best = max(presets, key=lambda preset: predictions[preset].progress_per_s)
+    if current is not None and predictions[best].progress_per_s < BETTER * predictions[current].progress_per_s:
+        best = current
+    return PlanChoice(best, predictions[best], _sentence(cluster, best, predictions[best]))
+
+
+def _sentence(cluster: Cluster, preset: PlannedPreset, chosen: Prediction) -> str:
+    steps = [w.step.seconds(cluster.local_batch) for w in cluster.workers]
+    barrier = predict(PlannedPreset("bsp", "fixed"), cluster)
+    return (
+        f"{_named(preset)}: {len(steps)} workers take {_range_ms(steps)} per batch of {cluster.local_batch} and "
+        f"{_range_ms([w.exchange_s for w in cluster.workers])} to exchange; expected {chosen.samples_per_s:,.0f} "
+        f"samples/s, {chosen.samples_per_s / barrier.samples_per_s:.1f} times a barrier's, "
+        f"at a mean staleness of {chosen.staleness:.1f}."
+    )
+
+
+def _named(preset: PlannedPreset) -> str:
+    if preset.groups:
+        return f"groups {' | '.join(','.join(map(str, members)) for members in preset.groups)}"
+    batches = find_batch_policy(preset.batch).adjective
+    return f"free workers with {batches} batches, overlap {preset.overlap}"
+
+
+def _range_ms(seconds: Sequence[float]) -> str:
+    low, high = min(seconds) * 1000, max(seconds) * 1000
+    return f"{low:.3g} ms" if high < 1.05 * low or high == 0 else f"{low:.3g} to {high:.3g} ms"

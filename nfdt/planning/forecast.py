@@ -9,12 +9,12 @@ from typing import Any
 from nfdt.codecs import WIDTHS, make_codec
 from nfdt.core.specs.algorithm import AlgorithmSpec, explicit_groups, wanted_groups
 from nfdt.planning.accuracy import AccuracyLoss, expected_loss, measured_as
-from nfdt.planning.choice import choose
 from nfdt.planning.cost_model import (
     Cluster,
     PlannedPreset,
     Prediction,
     WorkerCost,
+    choose,
     flat_presets,
     predict,
     push_rates,
@@ -69,11 +69,12 @@ def forecast(algorithm: AlgorithmSpec, cluster: Cluster, samples: int) -> Foreca
     preset = planned_preset(algorithm, cluster)  # an online choice is made before the codecs adapt
     cluster, facts = encoded(cluster, algorithm), algorithm.consistency_facts
     if algorithm.topology_facts.allreduce:  # without pushes
-        workers = tuple(replace(worker, exchange_s=cluster.allreduce_s, ask_s=0.0) for worker in cluster.workers)
-        cluster = replace(cluster, workers=workers, shard_step_s=0.0, links=())
+        allreduce_s = cluster.allreduce_s
+        cluster = cluster.map_workers(
+            lambda worker: replace(worker, exchange_s=allreduce_s, ask_s=0.0), shard_step_s=0.0, links=()
+        )
     elif facts.bounded or facts.merges:  # workers request every single task
-        workers = tuple(replace(w, exchange_s=w.exchange_s + w.ask_s, ask_s=0.0) for w in cluster.workers)
-        cluster = replace(cluster, workers=workers)
+        cluster = cluster.map_workers(lambda w: replace(w, exchange_s=w.exchange_s + w.ask_s, ask_s=0.0))
     prediction = predict(preset, cluster)
     if facts.bounded:  # in the long run no worker is faster than the slowest
         prediction = _bounded(prediction, algorithm.staleness_bound, cluster)
@@ -90,6 +91,7 @@ def forecast(algorithm: AlgorithmSpec, cluster: Cluster, samples: int) -> Foreca
         size = cluster.local_batch * len(cluster.workers)
         epoch_s = -(-samples // size) * size / prediction.samples_per_s
     epoch_s += cluster.epoch_end_s
+    # The model of the samples that a delay costs holds for update rules with compensation only.
     known = prediction.most_staleness == 0 or algorithm.rule_facts.modelled
     factor = prediction.samples_factor if known else None
     loss = expected_loss(measured_as(algorithm), (1 + preset.overlap) * len(cluster.workers) - 1)

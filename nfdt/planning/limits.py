@@ -1,14 +1,9 @@
-"""Limits of all algorithms: the sum of the workers' own speeds, and the known lower bound on time."""
+"""Limits of all algorithms: the known lower bound on time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-
-def sum_of_speeds(rates: Sequence[float]) -> float:
-    """Return the samples per second without any waiting: the sum of the workers' own rates."""
-    return sum(rates)
 
 
 @dataclass(frozen=True)

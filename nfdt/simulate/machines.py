@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nfdt.coordinator.online_planner import ShardLoad
-from nfdt.planning import Cluster, SharedLink, WorkerCost
+from nfdt.planning.cost_model import Cluster, SharedLink, WorkerCost
 from nfdt.schedulers.ring_network import ONE_MACHINE, RingLink, RingNetwork
 from nfdt.schedulers.throughput import StepTime
 from nfdt.simulate.cluster import ClusterDescription, LinkDescription, Workers

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nfdt.planning.limits import lower_bound, of_lower_bound, sum_of_speeds
+from nfdt.planning.limits import lower_bound, of_lower_bound
 from nfdt.simulate.cluster import ClusterDescription
 from nfdt.simulate.job import SimulatedJob
 from nfdt.simulate.machines import Machine
@@ -27,7 +27,7 @@ def described_limits(cluster: ClusterDescription, batch_size: int) -> dict[str, 
     seconds = _gradient_s(cluster, batch_size)
     bounds = {str(noise): lower_bound(seconds, noise) for noise in NOISES}
     return {
-        "samples_per_s": sum_of_speeds([batch_size / s for s in seconds]),
+        "samples_per_s": sum(batch_size / s for s in seconds),
         "lower_bound": {noise: {"seconds": b.seconds, "workers": b.workers} for noise, b in bounds.items()},
     }
 

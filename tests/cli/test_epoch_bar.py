@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 
-from nfdt.cli.job_pictures import draw
+from nfdt.cli.job_pictures import draw_progress
 from nfdt.core.events import Event
 
 CONTROL = re.compile(r"\x1b\[[?\d]*[a-zA-Z]")
@@ -31,7 +31,7 @@ def drawn(monkeypatch, events) -> list[str]:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
     out = Terminal()
-    draw(events, out, 2)
+    draw_progress(events, out, 2)
     return [line.rstrip() for line in re.split(r"[\r\n]+", CONTROL.sub("", out.getvalue())) if line]
 
 
@@ -71,6 +71,6 @@ def test_long_times_are_written_as_clocks(monkeypatch):
 
 def test_without_a_terminal_each_event_is_a_line():
     out = io.StringIO()
-    draw(EVENTS, out, 2)
+    draw_progress(EVENTS, out, 2)
     assert len(out.getvalue().splitlines()) == len(EVENTS)
     assert "\r" not in out.getvalue()

@@ -12,6 +12,7 @@ import pytest
 from nfdt.cli import cli, hfdt
 from nfdt.cli.script import Script, describe_failure, exit_code_of, run_script
 from nfdt.core.errors import JobCancelled, NfdtError, ServerUnreachable, UsageError, WorkerFailed
+from tests.support.command_lines import command_of
 
 
 @pytest.fixture
@@ -134,7 +135,7 @@ def project(tmp_path, monkeypatch):
 )
 def test_a_script_finds_itself_as_python_would_have_started_it(project, capsys, words):
     python = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60, check=True)
-    context = cli.commands["run"].make_context("run", list(words))
+    context = command_of(cli, "run").make_context("run", list(words))
     run_script(context.params["script"])
     assert json.loads(capsys.readouterr().out) == json.loads(python.stdout)
 
@@ -152,11 +153,11 @@ def test_what_the_module_s_package_lacks_is_the_script_s_own_failure(project):
 
 
 COMMANDS = {
-    "nfdt run": (cli.commands["run"], ["--workers", "2"]),
-    "nfdt mpi": (cli.commands["mpi"], ["--set", "overlap=1", "--insecure"]),
-    "nfdt plan": (cli.commands["plan"], ["--workers", "2"]),
-    "nfdt simulate": (cli.commands["simulate"], ["--cluster", "-m.toml", "--seed=1"]),
-    "hfdt run": (hfdt.commands["run"], ["-np", "2", "--autotune"]),
+    "nfdt run": (command_of(cli, "run"), ["--workers", "2"]),
+    "nfdt mpi": (command_of(cli, "mpi"), ["--set", "overlap=1", "--insecure"]),
+    "nfdt plan": (command_of(cli, "plan"), ["--workers", "2"]),
+    "nfdt simulate": (command_of(cli, "simulate"), ["--cluster", "-m.toml", "--seed=1"]),
+    "hfdt run": (command_of(hfdt, "run"), ["-np", "2", "--autotune"]),
 }
 REST = ("--workers", "7", "-np", "7", "--help", "--", "-m", "x")
 

@@ -12,8 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from nfdt.cli import cli
+from nfdt.cli.submit import SlurmJob, batch_script
 from nfdt.core.errors import UsageError
-from nfdt.launch.slurm import SlurmJob, batch_script
+from tests.support.command_lines import command_of
 
 ROOT = Path(__file__).parents[2]
 HPC = sorted((ROOT / "examples" / "hpc").iterdir())
@@ -38,7 +39,7 @@ def check_syntax(text):
 def parsed(words):
     """Return the parameters that a command of our own receives; ``words`` begin with ``nfdt`` or its full path."""
     assert Path(words[0]).name in ("nfdt", "hfdt")
-    command = cli.commands[words[1]]
+    command = command_of(cli, words[1])
     return command.make_context(words[1], list(words[2:]), resilient_parsing=False).params
 
 
@@ -54,7 +55,7 @@ def test_the_batch_script_starts_the_ranks_with_all_arguments(script):
     (srun,) = [shlex.split(line) for line in lines if line.startswith("srun ")]
     command = srun[[Path(word).name for word in srun].index("nfdt") :]
     params = parsed(command)
-    assert (params["algorithm"], params["settings"]) == ("asgd", ("overlap=1",))
+    assert (params["algorithm"], params["settings"]) == ("asgd", {"overlap": "1"})
     assert (params["script"].name, params["script"].args) == (str(script), ("--data", "a b"))
 
 

@@ -5,7 +5,7 @@ import pytest
 from nfdt.coordinator.online_planner import OnlinePlanner, ShardLoad, follows_a_plan, plan_event
 from nfdt.coordinator.topology_view import grouped, view_of
 from nfdt.core.work.instructions import Emit
-from nfdt.planning import PlannedPreset
+from nfdt.planning.cost_model import PlannedPreset
 from nfdt.schedulers.group_shares import FixedSizes
 from nfdt.schedulers.throughput import StepTime
 from tests.support.simulated_cluster import job

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from cryptography import x509
 
 from nfdt.cli import cli
+from tests.support.command_lines import command_of
 from tests.support.pods import PodFolder, component, controllers, of_kind, read_manifests
 from tests.support.scripts import DEADLINE_S, DIGITS, NFDT, answer, environment, stop
 
@@ -85,7 +86,7 @@ def test_every_command_of_ours_parses_with_the_files_of_its_volumes(pods):
             probes = [container[name]["exec"]["command"] for name in container if name.endswith("Probe")]
             for words in [pod.command(container), *(pod.command(container, words) for words in probes)]:
                 if words[0] == "nfdt":
-                    with cli.commands[words[1]].make_context(words[1], words[2:]) as context:
+                    with command_of(cli, words[1]).make_context(words[1], words[2:]) as context:
                         checked.append(context.info_name)
     assert {"server", "health", "worker"} == set(checked)
 

@@ -11,7 +11,7 @@ from nfdt.core.errors import JobFailed
 from nfdt.jobserver.main import ServerOptions, serve
 from nfdt.jobserver.slot_ring import SlotRing
 from nfdt.launch.horovod import RingLauncher
-from nfdt.planning import PlanChoice, PlannedPreset, Prediction
+from nfdt.planning.cost_model import PlanChoice, PlannedPreset, Prediction
 from tests.support.scripts import answer
 
 pytestmark = pytest.mark.horovod

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from nfdt.core.work.slot_connection import REGISTERED
-from nfdt.launch.slot_process import LOG_BYTES, MOST_KEPT, SlotEnd, keep
+from nfdt.launch.slot_process import LOG_BYTES, MOST_KEPT, SlotEnd, keep_log
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_the_newest_logs_are_kept_and_no_other_file_is_touched(tmp_path):
         os.utime(folder / f"local-worker-0-{number}.log", (number, number))
     (folder / "elsewhere-worker-0.log").touch()
     os.utime(folder / "elsewhere-worker-0.log", (0, 0))
-    assert keep(log, folder).read_text() == "the end"
+    assert keep_log(log, folder).read_text() == "the end"
     names = {path.name for path in folder.iterdir()}
     assert len(names) == MOST_KEPT + 1
     assert "local-worker-0-0.log" not in names
@@ -62,4 +62,4 @@ def test_a_log_that_cannot_be_kept_is_named_where_it_is(tmp_path):
     (tmp_path / "file").touch()
     log = tmp_path / "local-worker-0.log"
     log.touch()
-    assert keep(log, tmp_path / "file") == log
+    assert keep_log(log, tmp_path / "file") == log

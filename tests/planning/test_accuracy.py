@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,7 @@ def test_every_figure_is_one_of_the_published_ones():
 
 
 def test_a_training_is_the_same_after_it_was_written_as_json():
-    assert MeasuredTraining.from_json(json.loads(json.dumps(ONE.to_json()))) == ONE
+    assert MeasuredTraining.from_json(json.loads(json.dumps(asdict(ONE)))) == ONE
 
 
 @pytest.mark.parametrize("preset", PRESETS)

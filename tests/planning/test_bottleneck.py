@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nfdt.core.specs.job import resolve_algorithm
-from nfdt.planning import Cluster, SharedLink, WorkerCost
 from nfdt.planning.comparison import compare, find_bottleneck, one_machine
+from nfdt.planning.cost_model import Cluster, SharedLink, WorkerCost
 from nfdt.schedulers.throughput import StepTime
 
 SAMPLES = 100_000

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nfdt.core.specs.job import resolve_algorithm
-from nfdt.planning import Cluster, WorkerCost
 from nfdt.planning.calibration import (
-    RULES,
+    DOMINANT_SHARE,
     MeasuredEpochs,
     MeasuredWorker,
     measured_worker,
@@ -17,6 +16,7 @@ from nfdt.planning.calibration import (
     step_of,
     with_overhead,
 )
+from nfdt.planning.cost_model import Cluster, WorkerCost
 from nfdt.planning.forecast import forecast
 from nfdt.schedulers.throughput import StepTime
 
@@ -35,7 +35,7 @@ def test_the_parts_of_a_measured_epoch_add_up():
     assert worker.epoch_end_s == pytest.approx(0.3)
     assert worker.overhead_share == pytest.approx(0.06 / 0.11)
     quiet_s = worker.quiet_step_s
-    assert 0.06 / (0.06 + quiet_s) == pytest.approx(RULES)
+    assert 0.06 / (0.06 + quiet_s) == pytest.approx(DOMINANT_SHARE)
 
 
 @given(seconds, st.just(0.0) | st.floats(1e-4, 5.0), st.floats(0.0, 5.0), st.floats(0.001, 5.0))

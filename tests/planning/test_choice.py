@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nfdt.planning import Cluster, PlannedPreset, WorkerCost, choose, flat_presets, predict
+from nfdt.planning.cost_model import Cluster, PlannedPreset, WorkerCost, choose, flat_presets, predict
 from nfdt.schedulers.ring_network import RingLink, RingNetwork
 from nfdt.schedulers.throughput import StepTime
 

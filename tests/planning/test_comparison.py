@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.specs.presets import PRESETS
-from nfdt.planning import Cluster, WorkerCost
-from nfdt.planning.comparison import compare, one_machine, uses
+from nfdt.planning.comparison import compare, one_machine, suits
+from nfdt.planning.cost_model import Cluster, WorkerCost
 from nfdt.schedulers.throughput import StepTime
 
 BATCH = 32
@@ -71,8 +71,8 @@ def test_the_forecast_of_one_worker_has_no_error_besides_the_spread():
 @pytest.mark.parametrize("name", PRESETS)
 def test_one_worker_can_use_what_neither_waits_nor_shares(name):
     expected = name in ("asgd", "dc-asgd", "dc-asgd-a", "dc-asgd-k", "ddc-asgd")
-    assert uses(resolve_algorithm(name), 1) == expected
-    assert uses(resolve_algorithm(name), 2)
+    assert suits(resolve_algorithm(name), 1) == expected
+    assert suits(resolve_algorithm(name), 2)
 
 
 def test_the_ends_of_epochs_can_be_the_bottleneck():

@@ -4,13 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nfdt.planning.limits import lower_bound, of_lower_bound, sum_of_speeds
+from nfdt.planning.limits import lower_bound, of_lower_bound
 
 MIXED = (1, 1, 1, 1, 2, 2, 5, 5)
-
-
-def test_the_sum_of_speeds_adds_what_each_does_alone():
-    assert sum_of_speeds([10.0, 5.0]) == 15.0
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,17 @@ from nfdt.cli import cli
 WITH_SCRIPT = ("run", "mpi", "simulate", "plan", "submit")
 
 
+def command_of(group: click.Group, name: str) -> click.Command:
+    """Return a command of a group.
+
+    Raises:
+        AssertionError: There is no such command.
+    """
+    command = group.get_command(click.Context(group), name)
+    assert command is not None, name
+    return command
+
+
 def unknown_options(words: Sequence[str]) -> set[str]:
     """Return the options that the command does not have; arguments after the script belong to the script.
 
@@ -20,8 +31,7 @@ def unknown_options(words: Sequence[str]) -> set[str]:
     command: click.Command = cli
     rest = list(words)
     while isinstance(command, click.Group):
-        assert rest[0] in command.commands, words
-        command, rest = command.commands[rest[0]], rest[1:]
+        command, rest = command_of(command, rest[0]), rest[1:]
     known = {name for parameter in command.params for name in parameter.opts}
     if command.name in WITH_SCRIPT:
         script = next((i for i, word in enumerate(rest) if word.endswith(".py") or word == "-m"), len(rest))

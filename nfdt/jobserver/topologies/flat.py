@@ -21,7 +21,7 @@ from nfdt.jobserver.topologies.base import Topology
 from nfdt.jobserver.topologies.groups import GroupsTopology
 from nfdt.jobserver.topologies.shard_recovery import ShardRecovery
 from nfdt.jobserver.topologies.slot_supply import WorkerReplacement, launch_shards, launch_workers
-from nfdt.planning import PlanChoice
+from nfdt.planning.cost_model import PlanChoice
 
 
 class FlatTopology(Topology):
