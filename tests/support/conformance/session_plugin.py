@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 from nfdt_client.embedded import EmbeddedServer
+from nfdt_client.job import Submission
 from nfdt_client.options import resolve
 from nfdt_client.patch import FitPatch
 from nfdt_client.session import Session
-from nfdt_client.job import Submission
 
 from nfdt.core.wire.jobs_pb2 import SubmitReply
 from tests.support.conformance.fit_calls import find_fitting_tests
