@@ -159,7 +159,7 @@ def test_the_planner_gets_the_accuracies_at_one_machine_s_rate():
     assert training.rows["plain"] == {4: None, 8: None}, "it diverged"
     assert training.lower["plain"] == {4: (5, 80.0), 8: (5, 80.0)}
     assert training.rows["softsync"] == {8: 75.0}, "that of unequal workers, as there is no other"
-    assert json.loads(json.dumps(training.to_json()))["rows"]["barrier"] == {"8": 85.0}
+    assert json.loads(json.dumps(asdict(training)))["rows"]["barrier"] == {"8": 85.0}
 
 
 def test_the_planner_keeps_its_data_until_every_preset_can_be_judged():

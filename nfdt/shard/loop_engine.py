@@ -36,7 +36,8 @@ STRIPE = 2**18
 
 _SLOTS = {"sgd": ("momentum",), "adam": ("m", "v")}
 
-
+LOAD_S = 600.0
+"""Longest wait for the compilation of the loops."""
 UPDATE_S = 60.0
 """Longest wait for the push before, whose part takes milliseconds."""
 
@@ -79,8 +80,9 @@ class LoopEngine:
         self._last = PendingUpdate(None, 0)  # done; so every update has one before it
         self._shard: RuleState = {}
         self._take_over({})
-        # Compiling takes seconds; the first push waits for it only if it comes earlier.
-        threading.Thread(target=self._load_loops, args=(anchored,), name="load-loops").start()
+        # Compiling takes seconds, and more on a busy machine; the first pushes wait for it only if they come earlier.
+        self._loader = threading.Thread(target=self._load_loops, args=(anchored,), name="load-loops")
+        self._loader.start()
 
     @property
     def size(self) -> int:
@@ -171,6 +173,8 @@ class LoopEngine:
 
     def wait_for_steps(self) -> None:
         """Wait until the updates of all pushes so far are done."""
+        if not self._last.is_complete:
+            self._loader.join(LOAD_S)
         self._last.complete()
 
     def read(self, *, weights_only: bool = False) -> tuple[npt.NDArray[np.float32], dict[int, npt.NDArray[Any]]]:
@@ -214,6 +218,7 @@ class LoopEngine:
     def _update(self, update: PendingUpdate, vectors: tuple[Any, ...]) -> None:
         """Update stripe by stripe, each after the push before."""
         try:
+            self._loader.join(LOAD_S)  # so that no push counts the compilation as the time of the push before
             for index, parts in enumerate(self._stripes):
                 update.wait(index)
                 loops.update(parts, *vectors)
@@ -316,6 +321,11 @@ class PendingUpdate:
                     f"Update: expected the push before to finish its part within {UPDATE_S:g} s. Received: "
                     f"{self._done} of {self._stripes} parts. The shard is overloaded; look at its machine."
                 )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether this push has updated all stripes."""
+        return self._done >= self._stripes
 
     def complete(self) -> None:
         """Wait until this push has updated all stripes."""

@@ -11,9 +11,10 @@ from nfdt_client.program_checks import cluster_for
 
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.job import ClusterSpec, resolve_algorithm
+from nfdt.model.backends.variables import values_of
 from nfdt.model.program.pack import pack
 from nfdt.model.program.unpack import unpack
-from nfdt.model.program.untrained import untrained_variables, values_of
+from nfdt.model.program.untrained import untrained_variables
 
 X, Y = np.ones((4, 3, 2), "float32"), np.zeros((4, 1), "float32")
 

@@ -35,7 +35,7 @@ def test_frozen_weights_do_not_travel_and_changing_ones_do():
     for epoch in (1, 2):
         if merger.encoded:
             for state in (one, other):
-                state.take(merger.encoded)
+                state.load(merger.encoded)
         sent = train(one, 10 * epoch), train(other, 20 * epoch)
         assert max(map(len, sent)) < 1.1 * MOVING.nbytes
         merger.merge([(0, 1, sent[0]), (1, 1, sent[1])])
@@ -47,10 +47,10 @@ def test_frozen_weights_do_not_travel_and_changing_ones_do():
 def test_what_a_callback_has_changed_once_always_travels():
     merger, (worker,) = StateMerger(RULES, [FROZEN, MOVING]), workers(1)
     merger.replace([FROZEN + 1, MOVING])
-    worker.take(merger.encoded)
+    worker.load(merger.encoded)
     np.testing.assert_array_equal(worker.read()[0], FROZEN + 1)
     merger.replace([FROZEN, MOVING])  # as in the program again, which this worker no longer has
-    worker.take(merger.encoded)
+    worker.load(merger.encoded)
     np.testing.assert_array_equal(worker.read()[0], FROZEN)
     merger.merge([(0, 1, worker.encode())])
     np.testing.assert_array_equal(merger.current[0], FROZEN)

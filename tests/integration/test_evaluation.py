@@ -14,7 +14,7 @@ from nfdt.core.specs.job import JobSpec, resolve_algorithm
 from nfdt.core.specs.presets import PRESETS
 from nfdt.model.training.metrics import ModelMetrics
 from nfdt.model.training.predict import join_outputs, load_outputs
-from nfdt.worker import evaluation
+from nfdt.worker import worker
 from tests.support.local_cluster import train
 
 pytestmark = pytest.mark.processes
@@ -104,7 +104,7 @@ def test_batch_sizes_of_training_do_not_bind_an_evaluation(classifier, expected,
 @pytest.mark.feature("`predict` on workers", area="Fit, evaluate and predict")
 @pytest.mark.parametrize("most", [1, 2**20])
 def test_predictions_are_those_of_keras_bit_by_bit(several_outputs, monkeypatch, most):
-    monkeypatch.setattr(evaluation, "OUTPUT_BYTES", most)
+    monkeypatch.setattr(worker, "OUTPUT_BYTES", most)
     data = ({"a": X, "b": Y},)
     outcome = train(several_outputs, data, algorithm="bsp", workers=2, method="predict", batch_size=BATCH)
     names = outcome.answer.decode().split()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from nfdt.core.work.instructions import training
+from nfdt.coordinator import training
 from tests.support.local_cluster import clone, flat, train
 
 pytestmark = pytest.mark.processes

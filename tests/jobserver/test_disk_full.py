@@ -204,14 +204,14 @@ def test_a_submission_is_refused_at_once_on_a_full_disk(start, disk, folder):
 def test_an_accident_of_the_scheduler_does_not_end_it(start, cluster, monkeypatch):
     client = start(shards=1, workers=2)
     scheduler, happened = cluster.server.scheduler, threading.Event()
-    real = scheduler._forget_ended
+    real = scheduler._drop_ended
 
     def fail_once():
-        monkeypatch.setattr(scheduler, "_forget_ended", real)
+        monkeypatch.setattr(scheduler, "_drop_ended", real)
         happened.set()
         raise RuntimeError("out of the blue")
 
-    monkeypatch.setattr(scheduler, "_forget_ended", fail_once)
+    monkeypatch.setattr(scheduler, "_drop_ended", fail_once)
     assert happened.wait(DEADLINE_S)
     assert end_of(client, client.submit())["state"] == "succeeded"
 

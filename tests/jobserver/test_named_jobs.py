@@ -9,6 +9,7 @@ import pytest
 
 from nfdt.core.errors import JobTaken, UsageError
 from nfdt.core.events import MAX_LOGS_BYTES
+from nfdt.core.jobs.store import JobStore
 from nfdt.core.wire import jobs_pb2
 from tests.support.fakes import DEADLINE_S, of
 
@@ -200,3 +201,14 @@ def test_numbers_of_a_validation_by_the_script_are_events(start):
     for text in ("[1]", "nonsense", json.dumps({"x": "y" * MAX_LOGS_BYTES})):
         with pytest.raises(UsageError, match="JSON object"):
             client.control(job, validated=jobs_pb2.Validated(epoch=1, logs_json=text))
+
+
+def test_a_database_of_an_earlier_version_gets_the_names(tmp_path):
+    store = JobStore(tmp_path / "jobs.sqlite")
+    store.add("a", "{}", session="", owner="me")
+    store._database.executescript("DROP INDEX names; ALTER TABLE jobs DROP COLUMN name")
+    store.close()
+    store = JobStore(tmp_path / "jobs.sqlite")
+    assert store.get("a").name is None
+    assert store.named("me", "x") is None
+    store.close()

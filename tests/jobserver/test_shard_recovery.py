@@ -370,8 +370,8 @@ def test_an_unchanged_state_is_stored_once_and_not_deleted(make):
 def test_rounds_go_on_while_the_copies_are_on_their_way(make):
     job, quiesced = make("bsp"), []
     client = job.clients[0]
-    client.before = lambda: quiesced.append(job.cluster.coordinator._epochs.quiesced)
-    client.during = lambda: quiesced.append(job.cluster.coordinator._epochs.quiesced)
+    client.before = lambda: quiesced.append(job.cluster.coordinator.quiesced)
+    client.during = lambda: quiesced.append(job.cluster.coordinator.quiesced)
     assert job.recovery.store_snapshot()
     assert quiesced == [True, False]
 
@@ -406,7 +406,7 @@ def test_after_shards_that_do_not_answer_rounds_go_on_and_the_next_snapshot_succ
     job.clients[0].alive = False
     with pytest.raises(ServerUnreachable):
         job.recovery.store_snapshot()
-    assert not job.cluster.coordinator._epochs.quiesced
+    assert not job.cluster.coordinator.quiesced
     job.clients[0].alive = True
     assert job.recovery.store_snapshot()
 

@@ -282,6 +282,35 @@ def test_a_push_without_a_reply_holds_up_no_other(monkeypatch):
     assert store.version == 2
 
 
+def test_a_push_does_not_count_the_compilation_as_the_time_of_the_push_before(monkeypatch):
+    compiled, waited = threading.Event(), []
+    update, wait = loop_engine.loops.update, loop_engine.PendingUpdate.wait
+
+    def update_once_compiled(*arguments):
+        assert compiled.wait(60)
+        update(*arguments)
+
+    def noted_wait(pending, stripe):
+        waited.append(compiled.is_set())
+        wait(pending, stripe)
+
+    monkeypatch.setattr(loop_engine.loops, "update", update_once_compiled)
+    monkeypatch.setattr(loop_engine.PendingUpdate, "wait", noted_wait)
+    engine, _ = engine_and_reference("sgd")
+    gradient, backup = np.ones(engine.size, np.float32), np.zeros(engine.size, np.float32)
+    steps = [engine.step(gradient, backup, 0, {}, length=1.0) for _ in range(2)]
+    threads = [threading.Thread(target=step.finish) for step in steps]
+    for thread in threads:
+        thread.start()
+    threads[1].join(0.2)
+    assert waited == []
+    compiled.set()
+    for thread in threads:
+        thread.join(60)
+    assert waited
+    assert engine.updates == 2
+
+
 def test_a_shard_with_a_rule_that_owns_the_optimizer_loads_neither_keras_nor_tensorflow():
     probe = """
 import sys

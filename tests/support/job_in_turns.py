@@ -160,7 +160,7 @@ class Process:
         kept = self.slot.to_send._kept
         if kept:
             assignment = kept[0]
-            self.slot.to_send.arrived(assignment.number)
+            self.slot.to_send.acknowledge(assignment.number)
             self._take(assignment)
         elif self.work is not None:
             self._train()

@@ -199,6 +199,7 @@ def test_a_worker_that_is_terminated_finishes_its_step_reports_it_and_leaves(job
             worker="worker-0",
             shards=[shard.address],
             job_token=worker_token("key", "worker-0"),
+            shard_token=worker_token("key", "worker-0"),
         )
     )
     assert server.message().HasField("ready")

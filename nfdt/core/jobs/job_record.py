@@ -126,8 +126,17 @@ CREATE TABLE IF NOT EXISTS events (
 CREATE TABLE IF NOT EXISTS spans (
   job_id TEXT NOT NULL, process TEXT NOT NULL, records BLOB NOT NULL, offset_s REAL NOT NULL, error_s REAL NOT NULL);
 CREATE INDEX IF NOT EXISTS spans_of_jobs ON spans (job_id, process);
-CREATE UNIQUE INDEX IF NOT EXISTS names ON jobs (owner, name) WHERE name IS NOT NULL;
 """
+_LATER = {  # columns that databases of earlier versions lack
+    "checkpoint_epochs": "INTEGER",
+    "started_at": "REAL",
+    "snapshot_artifact": "TEXT",
+    "snapshot_json": "TEXT",
+    "name": "TEXT",
+    "identity_json": "TEXT",
+    "callbacks_json": "TEXT",
+}
+_NAMES = "CREATE UNIQUE INDEX IF NOT EXISTS names ON jobs (owner, name) WHERE name IS NOT NULL"
 
 
 def open_database(path: Path) -> sqlite3.Connection:
@@ -145,4 +154,9 @@ def open_database(path: Path) -> sqlite3.Connection:
     for pragma in ("journal_mode=WAL", "synchronous=NORMAL"):
         database.execute(f"PRAGMA {pragma}")
     database.executescript(_SCHEMA)
+    there = {row["name"] for row in database.execute("PRAGMA table_info(jobs)")}
+    for column, kind in _LATER.items():
+        if column not in there:
+            database.execute(f"ALTER TABLE jobs ADD COLUMN {column} {kind}")
+    database.execute(_NAMES)
     return database
