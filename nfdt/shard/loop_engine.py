@@ -192,8 +192,8 @@ class LoopEngine:
         self.wait_for_steps()
         np.copyto(self._weights, weights)
         if optimizer:
-            _, before = self.read()
-            self._take_over({**before, **optimizer})
+            kept = {} if self.is_complete(optimizer) else self.read()[1]
+            self._take_over({**kept, **optimizer})
 
     def is_complete(self, optimizer: Mapping[int, npt.NDArray[Any]]) -> bool:
         """Whether the variables are all that the optimizer has."""
@@ -280,12 +280,21 @@ class LoopEngine:
         return {name: values for name, values in zip(self._slots, held[2:], strict=True) if values is not None}
 
     def _take_over(self, optimizer: Mapping[int, npt.NDArray[Any]]) -> None:
-        """Start the rule, from the optimizer's variables where they are given."""
+        """Start the rule, from the optimizer's variables where they are given; they are copied, the old state is freed.
+
+        A vector is never there twice: a shard of a large model fits where its finished state does.
+        """
         slots = self._load(optimizer)
+        self._shard.clear()
         state = self.rule.init_shard(np, self._weights)
         if len(slots) == len(self._slots):
             state = self.rule.enter(np, slots, np.float32(self._updates), state)
-        self._shard = {name: np.array(value, np.float32)[()] for name, value in state.items()}
+        slots.clear()
+        for name in tuple(state):
+            value = np.asarray(state.pop(name), np.float32)
+            others = (*optimizer.values(), *self._shard.values())
+            shared = not value.flags.writeable or any(np.may_share_memory(value, other) for other in others)
+            self._shard[name] = (value.copy() if shared else value)[()]
 
 
 class PendingUpdate:

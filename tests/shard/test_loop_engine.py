@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -242,6 +243,21 @@ def test_state_that_is_read_and_restored_continues_alike(name):
     for gradient in gradients[3:]:
         replies = [pushed(one, gradient, one.weights(), 1).weights for one in (engine, other)]
         np.testing.assert_array_equal(*replies)
+
+
+def test_a_state_is_taken_over_without_a_second_copy_of_it():
+    engine, _ = engine_and_reference("adam", [(1000, 500)], [False])
+    weights, optimizer = engine.read()
+    engine._loader.join()
+    tracemalloc.start()
+    try:
+        engine.write(weights, optimizer)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 3.5 * weights.nbytes, "two vectors are kept, one is at work"
+    pushed(engine, np.ones_like(weights), engine.weights(), 0)
+    assert not any(array.any() for index, array in optimizer.items() if index >= 2), "the given state is not changed"
 
 
 def test_rows_that_no_longer_change_do_not_become_subnormal():
