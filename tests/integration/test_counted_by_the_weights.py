@@ -53,26 +53,25 @@ MUTANTS = {
     "throws every fifth push away": """
 from dataclasses import replace
 from nfdt.shard.modes import AsynchronousMode
-real, pushes = AsynchronousMode.apply, [0]
-def apply(self, arrived):
+real, pushes = AsynchronousMode._use, [0]
+def use(self, gradient, *rest):
     pushes[0] += 1
     if pushes[0] % 5 == 0:
-        zeros = arrived.gradient.values * 0
-        arrived = arrived._replace(gradient=replace(arrived.gradient, values=zeros))
-    return real(self, arrived)
-AsynchronousMode.apply = apply
+        gradient = replace(gradient, values=gradient.values * 0)
+    return real(self, gradient, *rest)
+AsynchronousMode._use = use
 """,
     "applies a repeated push": """
 from nfdt.shard.backups import BackupStore
 from nfdt.shard.modes import AsynchronousMode
 BackupStore.count_tasks = lambda self, tasks: True
-real, pushes = AsynchronousMode.apply, [0]
-def apply(self, arrived):
+real, pushes = AsynchronousMode._use, [0]
+def use(self, *push):
     pushes[0] += 1
     if pushes[0] % 50 == 0:  # a killed worker's push is repeated, too, if it had no time to report it
-        real(self, arrived)
-    return real(self, arrived)
-AsynchronousMode.apply = apply
+        real(self, *push)
+    return real(self, *push)
+AsynchronousMode._use = use
 """,
 }
 
