@@ -7,6 +7,7 @@
        └──────────┴────────────┴──────> cancelled, failed
 
 The columns of the table of jobs are the fields of :class:`JobRecord`.
+A database of an earlier version gets those that it lacks when it is opened.
 """
 
 from __future__ import annotations
