@@ -13,11 +13,14 @@ import keras
 
 from nfdt.model.keras_internals import training as keras_training
 from nfdt.model.program.own_modules import is_installed_file
+from nfdt.model.program.state import Contents
+from nfdt_client.reach import reaches_model
 
 HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 _LOADS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_CLASSDEREF")
 _MODEL = ("model", "_model")
 _TEST_HOOKS = ("on_test_begin", "on_test_batch_begin", "on_test_batch_end", "on_test_end")
+_CONTENTS: tuple[Contents, ...] = ("everything", "weights")
 # Keras' own callbacks that neither read the weights nor change them.
 _BLIND = ("ProgbarLogger", "History", "CSVLogger", "TerminateOnNaN", "RemoteMonitor")
 _SCHEDULERS = ("LearningRateScheduler", "ReduceLROnPlateau")
@@ -35,23 +38,32 @@ def watches_tests(callbacks: Any) -> bool:
     return any(type(c).__name__ == "SwapEMAWeights" or has_own_hook(c, _TEST_HOOKS) for c in each(callbacks))
 
 
-def watches_weights(callbacks: Any, *, rates_are_state: bool = False) -> bool:
-    """Whether a callback may read or change the model between epochs.
+def contents_for(callbacks: Any, *, rates_are_state: bool = False) -> Contents | None:
+    """Return what the callbacks may read or change of the model's state between epochs; None: nothing.
 
     Args:
         callbacks: The callbacks.
         rates_are_state: Whether learning rates are a part of the state, as of optimizers that step on workers.
     """
-    blind = _BLIND if rates_are_state else (*_BLIND, *_SCHEDULERS)
-    for callback in each(callbacks):
-        kind = type(callback)
-        own = kind.__module__.startswith("keras.")
-        if own and kind.__name__ in blind:
-            continue
-        if own and kind.__name__ == "EarlyStopping" and not callback.restore_best_weights:
-            continue
-        return True
-    return False
+    found = {_contents_for(callback, rates_are_state) for callback in each(callbacks)}
+    return next((one for one in _CONTENTS if one in found), None)
+
+
+def _contents_for(callback: Any, rates_are_state: bool) -> Contents | None:
+    kind, name = type(callback), type(callback).__name__
+    optimizer = getattr(callback.model, "optimizer", None)
+    rate_is_known = not rates_are_state and keras_training.has_fixed_learning_rate(optimizer)
+    if not kind.__module__.startswith("keras."):
+        return "everything" if reaches_model(callback, rate_is_known=rate_is_known) else None
+    if name in _BLIND or (name in _SCHEDULERS and not rates_are_state):
+        return None
+    if name == "EarlyStopping":
+        return "weights" if callback.restore_best_weights else None
+    if name == "LambdaCallback":
+        return "everything" if reaches_model(callback, rate_is_known=rate_is_known) else None
+    if name == "TensorBoard" and not callback.write_steps_per_second:
+        return "weights" if callback.histogram_freq or callback.embeddings_freq else None
+    return "everything"
 
 
 def schedulers(callbacks: Any) -> list[str]:

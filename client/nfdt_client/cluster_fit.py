@@ -79,8 +79,8 @@ def run_fit(session: JobSession, model: Any, arguments: dict[str, Any], fallback
             captured.epochs,
             steps_per_execution=size,
             steps_per_epoch=captured.steps_per_epoch,
-            watches_weights=validate is not None
-            or callbacks.watches_weights(listeners, rates_are_state=packed.manifest.steps_on_workers),
+            contents=callbacks.contents_for(listeners, rates_are_state=packed.manifest.steps_on_workers)
+            or ("weights" if validate is not None else None),
             watches_batches=hooks != "exact" and batch_hooks.any_watches_batches(each),
             pauses=pauses,
             validate=validate,

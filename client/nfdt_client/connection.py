@@ -7,6 +7,8 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
@@ -18,6 +20,7 @@ from nfdt.core.wire import jobs_pb2_grpc
 from nfdt.core.wire.channel import open_channel
 from nfdt.core.wire.status import translate, translated
 from nfdt.core.work.patience import Patience
+from nfdt.model.program.state import Contents
 
 DESCRIBE_TIMEOUT_S = 20.0
 CALL_TIMEOUT_S = 60.0
@@ -61,6 +64,12 @@ class JobsClient:
         self._check, self.reconnect_s = check, reconnect_s
         self._channel = open_channel(address, token, ca_file=ca_file, cert_file=cert_file, key_file=key_file)
         self.stub: Any = jobs_pb2_grpc.JobsStub(self._channel)
+
+    @cached_property
+    def artifact_folder(self) -> Path | None:
+        """Folder of the server's artifacts, if the server is on this machine."""
+        state_dir = self.describe().state_dir
+        return Path(state_dir, "artifacts") if state_dir else None
 
     def close(self) -> None:
         """Close the channel; running calls end."""
@@ -112,9 +121,10 @@ class JobsClient:
         """Send one control action, as in ``control(job, proceed=pb.Proceed(epoch=1))``."""
         self.call("Control", pb.ControlRequest(job_id=job_id, **action), timeout_s)
 
-    def snapshot(self, job_id: str) -> pb.SnapshotReply:
-        """Return the name and the position of a job's current state."""
-        return self.call("Snapshot", pb.JobRef(job_id=job_id), SNAPSHOT_TIMEOUT_S)
+    def snapshot(self, job_id: str, contents: Contents = "everything") -> pb.SnapshotReply:
+        """Return the name and the position of a job's current state, with these contents at least."""
+        request = pb.SnapshotRequest(job_id=job_id, contents=pb.SnapshotRequest.Contents.Value(contents.upper()))
+        return self.call("Snapshot", request, SNAPSHOT_TIMEOUT_S)
 
     def watch(self, job_id: str, after: int = 0, session: str = "") -> Iterator[Event]:
         """Yield the events after a cursor until the job has ended, each once; reconnects broken streams.

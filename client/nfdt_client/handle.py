@@ -23,7 +23,7 @@ from nfdt.model.program.state import State, load_state
 from nfdt_client.connection import TERMINAL, JobsClient, is_end
 from nfdt_client.failures import failure_of
 from nfdt_client.tracebacks import hide_frames
-from nfdt_client.upload import download
+from nfdt_client.upload import download, open_artifact
 
 POLL_S = 0.5
 LEVELS = ("debug", "info", "warning", "error")
@@ -212,7 +212,7 @@ class JobHandle:
         artifact = produced.get("artifact") or description.result_artifact
         if not artifact:
             raise JobFailed(f"Job {self.job_id} has ended but its server holds no result.")
-        state = load_state(download(self._connection, str(artifact)))
+        state = load_state(open_artifact(self._connection, str(artifact)))
         manifest = json.loads(download(self._connection, description.program)) if description.program else {}
         weights: list[Array] = [np.array(state.weights)]
         if manifest:

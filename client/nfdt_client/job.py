@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ from nfdt.core.errors import NfdtError
 from nfdt.core.events import MAX_LOGS_BYTES, Event
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import jobs_pb2 as pb
-from nfdt.model.program.state import State, dump_state, load_state
+from nfdt.model.program.state import NO_WEIGHTS, Contents, State, load_state
 from nfdt_client.connection import JobsClient
-from nfdt_client.upload import Blob, download, upload
+from nfdt_client.upload import Blob, open_artifact, upload
 
 logger = logging.getLogger(__name__)
 
@@ -88,30 +88,34 @@ class InteractiveJob:
         """Set the learning rate from the next update on."""
         self._control(set_learning_rate=pb.SetLearningRate(value=value))
 
-    def set_state(self, state: State) -> None:
-        """Continue from other weights, optimizer and untrained variables; only while training is paused."""
-        blob = Blob(dump_state(state.weights, state.optimizer, state.untrained))
+    def set_state(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Continue from the state in an artifact, given in parts; only while training is paused.
+
+        Optimizer and untrained variables that it lacks are unchanged.
+        """
+        blob = Blob(*parts)
         upload(self.connection, {blob.sha256: blob})
         self._control(set_weights=pb.SetWeights(artifact=blob.sha256))
 
-    def snapshot(self, epochs: int = 0, steps: int = 0) -> State:
+    def snapshot(self, epochs: int = 0, steps: int = 0, contents: Contents = "everything") -> State:
         """Return the state at the end of the epoch; within an epoch, the current state of every shard.
 
         Args:
+            contents: What it has at least.
             epochs: Number of epochs that ended before the state that the caller needs.
             steps: Number of finished steps of the epoch after them.
 
         Raises:
             StateLost: the server's state is an earlier one.
         """
-        reply = self.connection.persist(lambda: self.connection.snapshot(self.job_id))
+        reply = self.connection.persist(lambda: self.connection.snapshot(self.job_id, contents))
         if (reply.epochs, reply.steps) < (epochs, steps):
             raise StateLost(f"Job {self.job_id}: the state after {epochs} epochs and {steps} steps is lost.")
-        return self.fetch(reply.artifact)
+        return self.fetch(reply.artifact) if reply.artifact else State(NO_WEIGHTS, metrics=reply.metrics)
 
     def fetch(self, artifact: str) -> State:
-        """Download a state artifact."""
-        return load_state(download(self.connection, artifact))
+        """Return the state in an artifact, as views of a mapped file."""
+        return load_state(open_artifact(self.connection, artifact))
 
     def result_artifact(self) -> str:
         """Return the name of the result artifact of a job that has succeeded."""

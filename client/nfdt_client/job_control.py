@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nfdt.model.program.state import State
+from nfdt.model.program.state import Contents, State
 from nfdt_client.feed import Feeder
 from nfdt_client.job import InteractiveJob
 from nfdt_client.model_state import ModelState
@@ -18,7 +18,7 @@ class JobControl:
         state: Access to the state of the fit's model.
         feed: Makes the feeder of a job whose batches come from this process, one for each run.
         first_epoch: First epoch of the fit.
-        watches_weights: Whether a callback may read or change the weights between epochs.
+        contents: What callbacks may read or change of the state between epochs; None: nothing.
 
     Attributes:
         stopping: Whether the training is to end now.
@@ -32,11 +32,10 @@ class JobControl:
         feed: Callable[[], Feeder] | None,
         first_epoch: int,
         *,
-        watches_weights: bool,
+        contents: Contents | None,
     ) -> None:
         self.stopping, self.muted = False, job.replayed > 0
-        self._job, self._state, self._feed, self._watches = job, state, feed, watches_weights
-        self._known: State | None = None  # the cluster's state, if callbacks may change it
+        self._job, self._state, self._feed, self._contents = job, state, feed, contents
         self._rate, self._local_rates = state.learning_rate, state.local_learning_rates
         self._feeder = feed() if feed is not None else None
         self._epoch = first_epoch
@@ -63,34 +62,50 @@ class JobControl:
 
     def load(self, state: State) -> None:
         """Load a state of the cluster into the model, except the learning rate, which the client decides."""
+        self._state.forget_known()  # else the values of before would be kept beside the new ones
         self._state.write(state, keep_learning_rate=True)
+
+    def refresh(self, epochs: int = 0, steps: int = 0) -> None:
+        """Load what callbacks may read of the cluster's state, and its metrics; see :meth:`InteractiveJob.snapshot`.
+
+        Raises:
+            StateLost: the server's state is an earlier one.
+        """
+        state = self._job.snapshot(epochs, steps, self._contents or "metrics")
+        if self._contents is None:
+            self._state.show_metrics(state.metrics)
+        else:
+            self.load(state)
 
     def remember_state(self) -> None:
         """Record that the cluster has the state of the model, where callbacks may change it."""
-        if self._watches:
-            self._known = self._state.read()
+        if self._contents is not None:
+            self._state.mark_known()
 
     def send_changes(self) -> None:
         """Send the changes that callbacks made to the model since the state that both have had."""
         if not self.muted:
-            if self._known is None:
+            if self._contents is None:
                 self.send_outside()
             else:
                 state, rates = self._state, self._state.local_learning_rates
-                outside, now = state.outside.changed(), state.read()
-                if outside or state.differs(self._known, now) or rates != self._local_rates:
-                    self._job.set_state(now)
+                groups = state.changed_groups()
+                if state.outside.changed() or rates != self._local_rates:
+                    groups.add("untrained")
+                if groups:
+                    self._job.set_state(state.dump(groups))
                     state.outside.mark_sent()
-                self._known, self._local_rates = now, rates
+                    state.mark_known()
+                self._local_rates = rates
         self.send_learning_rate()
 
     def send_outside(self) -> None:
-        """Send changes outside the model, with the state of the cluster, which the model here need not have."""
+        """Send changes outside the model, with the weights of the cluster, which the model here need not have."""
         outside = self._state.outside
         if outside.changed():
-            self.load(self._job.snapshot())
+            self.load(self._job.snapshot(contents="weights"))
         if outside.changed():
-            self._job.set_state(self._state.read())
+            self._job.set_state(self._state.dump({"untrained"}))
             outside.mark_sent()
 
     def send_learning_rate(self) -> None:

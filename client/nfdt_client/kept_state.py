@@ -18,7 +18,7 @@ from nfdt.model.keras_internals import training as keras_training
 from nfdt_client.handle import JobHandle
 from nfdt_client.job import InteractiveJob
 from nfdt_client.model_state import ModelState
-from nfdt_client.upload import download
+from nfdt_client.upload import receive
 
 logger = logging.getLogger(__name__)
 
@@ -52,9 +52,9 @@ def keep_failure(job: InteractiveJob, state_dir: Path) -> Path | None:
             for line in JobHandle(job.job_id, job.connection).logs():
                 events.write(f"{line}\n")
         with contextlib.suppress(NfdtError):  # nothing is stored yet
-            state = download(job.connection, job.connection.snapshot(job.job_id).artifact)
+            artifact = job.connection.snapshot(job.job_id).artifact
             with open(folder / STATE, "wb", opener=private) as file:
-                file.write(state)
+                receive(job.connection, artifact, file)
         _remove_old(folder)
     except (OSError, NfdtError) as error:
         logger.warning("The logs of job %s are not kept: %s", job.job_id, error)

@@ -15,6 +15,7 @@ from nfdt.core.events import Event
 from nfdt.core.wire.parsing import Seldom
 from nfdt.model.keras_internals import data as keras_data
 from nfdt.model.keras_internals import training as keras_training
+from nfdt.model.program.state import NO_WEIGHTS, Contents, State
 from nfdt_client.batch_hooks import BatchHooks, Pauses, as_returned
 from nfdt_client.board import Board
 from nfdt_client.failures import TRAINED, failure_of, stop_reason
@@ -48,7 +49,7 @@ class Fit:
         epochs: Index after the last epoch.
         steps_per_execution: Batches between two calls of the batch hooks.
         steps_per_epoch: Steps of an epoch that the job was asked for, where its data may end before.
-        watches_weights: Whether a callback may read or change the weights between epochs.
+        contents: What callbacks may read or change of the state between epochs, and in pauses; None: nothing.
         watches_batches: Whether a callback may read the weights between batches without a pause of the training.
         pauses: Plan of the pauses for the batch hooks; None: training never pauses.
         validate: Validation in this process; None if the workers validate or there is no validation.
@@ -64,7 +65,7 @@ class Fit:
     epochs: int
     steps_per_execution: int = 1
     steps_per_epoch: int | None = None
-    watches_weights: bool = True
+    contents: Contents | None = "everything"
     watches_batches: bool = False
     pauses: Pauses | None = None
     validate: Validation | None = None
@@ -97,7 +98,7 @@ class Mirror:
 
     def __init__(self, fit: Fit, job: InteractiveJob, feed: Callable[[], Feeder] | None = None) -> None:
         self._fit, self._job = fit, job
-        self._control = JobControl(job, fit.state, feed, fit.initial_epoch, watches_weights=fit.watches_weights)
+        self._control = JobControl(job, fit.state, feed, fit.initial_epoch, contents=fit.contents)
         self._validated: Mapping[int, Mapping[str, Any]] = {}  # validations of replayed epochs in an earlier script
         self._closed = fit.initial_epoch - 1  # last epoch whose end the callbacks have seen
         self._queued = False
@@ -106,7 +107,7 @@ class Mirror:
         self._epoch, self._steps = fit.initial_epoch, 0  # of the epoch, 0 if not known beforehand
         self._until: int | None = None  # steps after which training pauses
         self._last: Mapping[str, Any] | None = None  # the final epoch_end, kept until the result has arrived
-        self._loaded = False
+        self._loaded: Contents | None = None  # what the model has of the state at the end
         self._refresh_at = 0.0
         self._warnings = Seldom(logger)
         self._ended = False
@@ -170,8 +171,8 @@ class Mirror:
         """
         if not self._control.muted:
             return
-        if self._fit.watches_weights:
-            self._control.load(self._job.snapshot())
+        if self._fit.contents is not None:
+            self._control.refresh()
         self._validated = {e.data["epoch"]: e.data["val_logs"] for e in events if e.kind == "validated"}
         # The server keeps no weights of earlier epochs, and the files of the earlier script have those.
         with without_saving(self._callbacks, self._model):
@@ -260,7 +261,7 @@ class Mirror:
 
     def _on_pause(self, steps: int, logs: Logs, more: bool) -> None:
         """Call the hooks while training is paused: callbacks read the state of this step, and changes apply at once."""
-        self._control.load(self._job.snapshot(self._epoch, steps))
+        self._control.refresh(self._epoch, steps)
         self._control.remember_state()
         self._hooks.advance(steps, as_logs(self._fit.state.metric_logs(logs)), flush=True)
         if more:
@@ -274,9 +275,14 @@ class Mirror:
     def _refresh(self) -> None:
         """Fetch the current weights for callbacks between batches, using at most a tenth of the time."""
         began = time.monotonic()
-        if self._fit.watches_batches and not self._control.muted and began >= self._refresh_at:
+        if (
+            self._fit.watches_batches
+            and self._fit.contents is not None
+            and not self._control.muted
+            and began >= self._refresh_at
+        ):
             try:
-                self._control.load(self._job.snapshot())
+                self._control.refresh()
             except (NotStored, PolicyRefused) as error:  # the disk or the quota is full
                 self._warnings.warn("The callbacks between batches see older weights: %s", error)
             now = time.monotonic()
@@ -299,12 +305,12 @@ class Mirror:
         if self._control.stopping or self._epoch + 1 >= self._fit.epochs:
             self._last = data  # callbacks of the last epoch see the job's result, which comes after this event
             return
-        if self._fit.watches_weights and not self._control.muted:
-            self._control.load(self._job.snapshot(self._epoch + 1))
+        if self._fit.contents is not None and not self._control.muted:
+            self._control.refresh(self._epoch + 1)
             self._control.remember_state()
         self._close_epoch(data)
         if self._model.stop_training:
-            self._loaded = self._fit.watches_weights
+            self._loaded = self._fit.contents
             self._control.stop()
         else:
             self._begin(self._epoch + 1)
@@ -370,8 +376,9 @@ class Mirror:
     def _finish(self) -> FitRecord:
         if not self._ended:
             raise JobFailed(f"Job {self._job.job_id} has ended, but its server did not say how.")
-        if not self._loaded:
-            self._control.load(self._job.fetch(self._result.get("artifact") or self._job.result_artifact()))
+        if self._loaded != "everything":
+            state = self._job.fetch(self._result.get("artifact") or self._job.result_artifact())
+            self._control.load(State(NO_WEIGHTS, state.optimizer) if self._loaded else state)
         if self._last is not None:
             self._close_epoch(self._last)
         finalize(self._model)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.arrays.safetensors_io import Pieces
 from nfdt.core.errors import ShapeMismatch, UsageError
+from nfdt.model.backends.variables import Values, assign_values, views_of
 from nfdt.model.keras_internals.training import raw_learning_rate
 from nfdt.model.program.local_optimizers import create_variables, learning_rates, state_variables
 from nfdt.model.program.manifest import Manifest
-from nfdt.model.program.state import State
+from nfdt.model.program.state import NO_WEIGHTS, State, dump_state_parts
 from nfdt.model.training.metrics import ModelMetrics
 from nfdt_client.outside import Outside
 
@@ -41,6 +43,7 @@ class ModelState:
         self.outside = outside or Outside()
         self._local_rates = learning_rates(model, local)
         self._metrics, self._counted = ModelMetrics(model), b""
+        self._known: dict[str, Values] = {}
         self._layout = ParameterLayout.of([(v.path, tuple(v.shape)) for v in self._trainable])
 
     @classmethod
@@ -61,12 +64,37 @@ class ModelState:
             )
         return cls(model, manifest, outside)
 
-    def read(self) -> State:
-        """Return a copy of the current state."""
-        weights = self._layout.flatten([np.asarray(v) for v in self._trainable])
-        optimizer = {i: np.asarray(v).copy() for i, v in enumerate(self._optimizer_variables())}
-        untrained = [*(np.asarray(v).copy() for v in self._untrained), *self.outside.read()]
-        return State(weights, optimizer, dict(enumerate(untrained)))
+    def mark_known(self) -> None:
+        """Record that the cluster has the present state."""
+        self._known = {group: Values(variables) for group, variables in self._groups().items()}
+
+    def forget_known(self) -> None:
+        """Free what :meth:`mark_known` has recorded."""
+        self._known = {}
+
+    def changed_groups(self) -> set[str]:
+        """Return those of "weights", "optimizer" and "untrained" that have changed since :meth:`mark_known`.
+
+        The learning rate, and what is outside of the model, do not count.
+        """
+        changed = {group: known.changed() for group, known in self._known.items()}
+        for index in self._learning_rate_index() if changed else ():
+            changed["optimizer"][index] = False
+        return {group for group, found in changed.items() if any(found)}
+
+    def dump(self, groups: Collection[str]) -> list[bytes | memoryview]:
+        """Return the current weights, and the other groups as asked for, as the parts of an artifact.
+
+        They share memory with the model where the backend allows it.
+        """
+        own = self._groups()
+        others = [*views_of(own["untrained"]), *self.outside.read()] if "untrained" in groups else []
+        optimizer = views_of(own["optimizer"]) if "optimizer" in groups else []
+        weights = Pieces.flat(views_of(own["weights"]))
+        return dump_state_parts(weights, dict(enumerate(optimizer)), dict(enumerate(others)))
+
+    def _groups(self) -> dict[str, list[Any]]:
+        return {"weights": self._trainable, "optimizer": self._optimizer_variables(), "untrained": self._untrained}
 
     def write(self, state: State, *, keep_learning_rate: bool = False) -> None:
         """Write a state into the model; variables that it does not hold are unchanged.
@@ -77,22 +105,22 @@ class ModelState:
         """
         # Local learning rates are a part of the untrained state, which is assigned whole: keep them aside.
         rates = self.local_learning_rates
-        arrays = self._layout.unflatten(np.asarray(state.weights))
-        for variable, array in zip(self._trainable, arrays, strict=True):
-            variable.assign(array)
+        if state.weights is not NO_WEIGHTS:
+            assign_values(self._trainable, self._layout.unflatten(state.weights))
         skip = self._learning_rate_index() if keep_learning_rate else set()
         _assign(self._optimizer_variables(), {i: a for i, a in state.optimizer.items() if i not in skip})
         _assign(self._untrained, state.untrained)
-        self.outside.assign_new([a for i, a in sorted(state.untrained.items()) if i >= len(self._untrained)])
+        if state.untrained:
+            self.outside.assign_new([a for i, a in sorted(state.untrained.items()) if i >= len(self._untrained)])
         if keep_learning_rate:
             _assign(self._local_rates, dict(enumerate(rates)))
-        self._show_metrics(state.metrics)
+        self.show_metrics(state.metrics)
 
     def metric_logs(self, logs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the logs of the metrics that were written; ``logs`` unchanged if there are none."""
         return self._metrics.logs(self._counted, logs)
 
-    def _show_metrics(self, counted: bytes) -> None:
+    def show_metrics(self, counted: bytes) -> None:
         """Load metrics into the model; a model compiled with other metrics, or without any, keeps its own."""
         self._counted = counted if self._model.compiled else b""
         if self._counted:
@@ -111,14 +139,6 @@ class ModelState:
     def local_learning_rates(self) -> list[float]:
         """Learning rates of the optimizers that step on workers, of those without a schedule."""
         return [float(np.asarray(rate)) for rate in self._local_rates]
-
-    def differs(self, other: State, now: State) -> bool:
-        """Whether two states of this model differ in more than the learning rate and what is outside of it."""
-        return not (
-            _same({0: other.weights}, {0: now.weights}, set())
-            and _same(other.optimizer, now.optimizer, self._learning_rate_index())
-            and _same(other.untrained, now.untrained, {i for i in now.untrained if i >= len(self._untrained)})
-        )
 
     def _optimizer(self) -> Any:
         optimizer = None if self._local else self._model.optimizer
@@ -141,9 +161,3 @@ def _assign(variables: Sequence[Any], arrays: Mapping[int, Any]) -> None:
     for index, array in arrays.items():
         if index < len(variables):
             variables[index].assign(array)
-
-
-def _same(first: Mapping[int, Any], second: Mapping[int, Any], skip: set[int]) -> bool:
-    return first.keys() == second.keys() and all(
-        np.array_equal(first[i], second[i], equal_nan=first[i].dtype.kind == "f") for i in first if i not in skip
-    )

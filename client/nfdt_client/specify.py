@@ -103,7 +103,8 @@ def _refused_as_usage() -> Iterator[None]:
 
 def _submission(packed: PackedProgram, blobs: dict[str, Blob], options: Options, **fields: Any) -> Submission:
     """Return the submission of a program; ``fields`` are those of its specification that depend on the call."""
-    (program, *_) = _add([Blob(packed.manifest.to_bytes()), *map(Blob, packed.artifacts.values())], blobs)
+    state = Blob(*packed.state_parts, sha256=packed.manifest.state)
+    (program, *_) = _add([Blob(packed.manifest.to_bytes()), state, *map(Blob, packed.files.values())], blobs)
     spec = JobSpec(
         user=printable(_user())[:100],
         script=printable(Path(sys.argv[0] if sys.argv else "").name)[:200],  # without its folder and its arguments

@@ -5,12 +5,16 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
+import os
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nfdt.core.arrays.pytree import as_array
+from nfdt.core.arrays.safetensors_io import mapped
 from nfdt.core.errors import ProtocolError, UsageError
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire.status import translated
@@ -27,12 +31,13 @@ class Blob:
 
     Args:
         parts: The pieces in order. They must not change while the blob is in use: see :attr:`changed`.
+        sha256: Their hash, if it is known.
     """
 
-    def __init__(self, *parts: Any) -> None:
+    def __init__(self, *parts: Any, sha256: str = "") -> None:
         self._parts = [memoryview(part).cast("B") for part in parts if len(part)]
         self.size = sum(len(part) for part in self._parts)
-        self.sha256 = self._hash()
+        self.sha256 = sha256 or self._hash()
 
     def _hash(self) -> str:
         digest = hashlib.sha256()
@@ -130,21 +135,42 @@ def _send(connection: JobsClient, blob: Blob, have_bytes: int) -> int:
 
 
 def download(connection: JobsClient, sha256: str) -> bytes:
-    """Download one artifact and check its hash.
+    """Return the bytes of one artifact; see :func:`receive`."""
+    file = io.BytesIO()
+    receive(connection, sha256, file)
+    return file.getvalue()
+
+
+def open_artifact(connection: JobsClient, sha256: str) -> memoryview:
+    """Return the bytes of one artifact, which may be large, as a view of a mapped file.
+
+    It is the server's own file on its machine, else a file without a name; see :func:`receive`.
+    """
+    folder = connection.artifact_folder
+    if folder is not None and os.access(folder / sha256, os.R_OK):
+        return mapped(folder / sha256)
+    with tempfile.NamedTemporaryFile() as file:
+        receive(connection, sha256, file)
+        file.flush()
+        return mapped(Path(file.name))
+
+
+def receive(connection: JobsClient, sha256: str, file: Any) -> None:
+    """Download one artifact to an empty binary file, and check its hash.
 
     Raises:
         ProtocolError: the received bytes have another hash.
         ServerUnreachable: the server has not answered for a while; see :meth:`JobsClient.persist`.
     """
-    received = bytearray()
+    digest = hashlib.sha256()
 
-    def receive() -> None:
+    def fetch() -> None:
         with translated(connection.address):
-            request = pb.DownloadRequest(sha256=sha256, offset=len(received))
+            request = pb.DownloadRequest(sha256=sha256, offset=file.tell())
             for chunk in connection.stub.Download(request, timeout=TRANSFER_TIMEOUT_S):
-                received.extend(chunk.data)
+                file.write(chunk.data)
+                digest.update(chunk.data)
 
-    connection.persist(receive, transfers=True)
-    if (arrived := hashlib.sha256(received).hexdigest()) != sha256:
-        raise ProtocolError(f"Artifact {sha256}: {len(received)} bytes arrived with the hash {arrived}.")
-    return bytes(received)
+    connection.persist(fetch, transfers=True)
+    if (arrived := digest.hexdigest()) != sha256:
+        raise ProtocolError(f"Artifact {sha256}: {file.tell()} bytes arrived with the hash {arrived}.")

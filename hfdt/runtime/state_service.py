@@ -8,15 +8,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from hfdt.runtime.step import AllreduceStep
+from nfdt.core.arrays.safetensors_io import stream_parts
 from nfdt.core.errors import ProtocolError, ShapeMismatch, UsageError
 from nfdt.core.wire import shards_pb2 as pb
 from nfdt.core.wire import shards_pb2_grpc
 from nfdt.core.wire.channel import DATA_BYTES, join_address, make_server, same_token
-from nfdt.core.wire.chunks import join_chunks, split
+from nfdt.core.wire.chunks import cut, payloads
 from nfdt.core.wire.status import answering
 from nfdt.core.wire.workers_pb2 import ShardAssignment
 from nfdt.model.keras_internals.training import has_fixed_learning_rate
-from nfdt.model.program.state import State, dump_state, load_state
+from nfdt.model.program.state import State, load_state, name_arrays
 
 STOP_GRACE_S = 1.0
 THREADS = 16
@@ -84,9 +85,10 @@ class StateService(shards_pb2_grpc.ShardServicer):
     def Read(self, request: pb.ReadRequest, context: Any) -> Iterator[pb.StateChunk]:
         """Send the state as safetensors."""
         state = self._step.read()
-        data = memoryview(dump_state(state.weights, {} if request.weights_only else state.optimizer, {}))
-        for part in split(data.nbytes):
-            yield pb.StateChunk(offset=part.start, total_bytes=data.nbytes, data=bytes(data[part]))
+        named = name_arrays(state.weights, {} if request.weights_only else state.optimizer)
+        for chunk, data in cut(*stream_parts(named)):
+            chunk.data = bytes(data)
+            yield chunk
 
     @answering
     def Write(self, request_iterator: Iterator[pb.StateChunk], context: Any) -> pb.AdminReply:
@@ -100,7 +102,7 @@ class StateService(shards_pb2_grpc.ShardServicer):
     def _receive(self, chunks: Iterator[pb.StateChunk]) -> tuple[State, bytes]:
         size = self._step.layout.size
         most = SPARE_BYTES + 4 * size * MAX_STATE_COPIES
-        data = join_chunks(chunks, most, "Write")
+        data = b"".join(payloads(chunks, most, "Write"))
         state = load_state(data)
         if state.weights.size != size:
             raise ShapeMismatch(f"State: expected {size} weights. Received: {state.weights.size}.")

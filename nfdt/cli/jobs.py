@@ -17,7 +17,7 @@ import click
 import numpy as np
 from nfdt_client.connection import JobsClient
 from nfdt_client.handle import LEVELS, JobHandle, JobResult, JobStatus, describe_log, status_of
-from nfdt_client.upload import download
+from nfdt_client.upload import open_artifact
 
 from nfdt.cli.job_pictures import draw_progress, plot_job
 from nfdt.cli.options import format_option, log_to_stderr, with_connection
@@ -213,11 +213,11 @@ def _result_file(_context: click.Context, _parameter: click.Parameter, path: Pat
 def result(connection: JobsClient, job_id: str, output: Path) -> None:
     """Wait for a job's end and save what it trained."""
     log_to_stderr("warning")
-    _save(JobHandle(job_id, connection).result(), output, lambda name: download(connection, name))
+    _save(JobHandle(job_id, connection).result(), output, lambda name: open_artifact(connection, name))
     click.echo(f"saved {output}", err=True)
 
 
-def _save(result: JobResult, path: Path, read: Callable[[str], bytes]) -> None:
+def _save(result: JobResult, path: Path, read: Callable[[str], bytes | memoryview]) -> None:
     """Write the whole model (``.keras``), or the trainable variables by name (``.npz``).
 
     Args:

@@ -16,6 +16,7 @@ from nfdt.core.wire import jobs_pb2
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.jobserver.job_core import ActiveTraining, JobCore
 
+WEIGHTS, METRICS = jobs_pb2.SnapshotRequest.WEIGHTS, jobs_pb2.SnapshotRequest.METRICS
 FULL_S = 60.0  # limit of the wait for room for a batch
 POLL_S = 0.5
 
@@ -80,10 +81,11 @@ class ClientRequests:
     def _waits_for_shards(self) -> bool:
         return self._core.training is None and not self._core.ended
 
-    def snapshot(self) -> jobs_pb2.SnapshotReply:
-        """Return the state: the initial one before training, between epochs that of the last epoch's end.
+    def snapshot(self, contents: jobs_pb2.SnapshotRequest.Contents.ValueType) -> jobs_pb2.SnapshotReply:
+        """Return the state, or a part of it.
 
-        In an epoch, return the current state of the shards.
+        It is the initial one before training, and between epochs that of the last epoch's end. In an epoch, return
+        the current state of the shards.
 
         Raises:
             ServerUnreachable: The job has ended, or is about to run again.
@@ -102,7 +104,10 @@ class ClientRequests:
                     coordinator.steps_finished,
                 )
             )
-            compose = partial(training.composer.compose, object() if passing else epochs)
+            if contents == METRICS:
+                return jobs_pb2.SnapshotReply(epochs=epochs, steps=steps, metrics=coordinator.merger.metrics)
+            moment = object() if passing else epochs
+            compose = partial(training.composer.compose, moment, weights_only=contents == WEIGHTS)
             artifact = self._core.store(compose) if standing else compose()
         if passing:
             self._core.job_log.passing(artifact)

@@ -17,6 +17,7 @@ from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work.artifacts import artifact_names
 from nfdt.jobserver.context import ServerContext
+from nfdt.jobserver.incoming_state import Rest
 from nfdt.jobserver.job_log import JobLog
 from nfdt.jobserver.job_parts import JobParts
 from nfdt.jobserver.job_slots import JobSlots
@@ -27,7 +28,9 @@ from nfdt.jobserver.topologies import topology_class
 from nfdt.jobserver.topologies.base import Topology
 from nfdt.jobserver.topologies.shard_recovery import ShardRecovery
 from nfdt.model.program.manifest import Manifest
-from nfdt.model.program.state import dump_state_parts, load_state
+from nfdt.model.program.state import load_state
+
+NO_ARTIFACT = 64 * "0"
 
 
 def merger_of(manifest: Manifest, artifacts: ArtifactStore) -> StateMerger:
@@ -58,19 +61,19 @@ class StateComposer:
     def __init__(self, shards: ShardClients, merger: StateMerger, artifacts: ArtifactStore) -> None:
         self._shards, self._merger, self._artifacts = shards, merger, artifacts
         self._lock = threading.Lock()
-        self._moment: object = None
-        self._artifact = ""
+        self._made: dict[tuple[object, bool], str] = {}  # by moment and whether they are weights only
 
-    def compose(self, moment: object) -> str:
+    def compose(self, moment: object, *, weights_only: bool = False) -> str:
         """Return the artifact of the state at this moment; equal moments give the same one without reading shards."""
         with self._lock:
-            if moment != self._moment or not self._artifacts.has(self._artifact):
-                state = self._shards.read()
-                untrained = dict(enumerate(self._merger.current))
-                parts = dump_state_parts(state.weights, state.optimizer, untrained, self._merger.metrics)
-                self._artifact = self._artifacts.put(*parts)
-                self._moment = moment
-            return self._artifact
+            for known in ((moment, False), (moment, weights_only)):
+                if self._artifacts.has(artifact := self._made.get(known, NO_ARTIFACT)):
+                    return artifact
+            rest = Rest(self._merger.current, self._merger.metrics)
+            artifact = self._shards.save(self._artifacts, rest, weights_only=weights_only)
+            kept = {known: made for known, made in self._made.items() if known[0] == moment}
+            self._made = {**kept, (moment, weights_only): artifact}
+            return artifact
 
     def replace(self, artifact: str) -> None:
         """Replace the job's state by an artifact that a client uploaded.
@@ -85,7 +88,7 @@ class StateComposer:
             self._shards.write(state)
             if state.untrained:
                 self._merger.replace([state.untrained[i] for i in range(len(state.untrained))])
-            self._moment = None
+            self._made.clear()
 
 
 @dataclass

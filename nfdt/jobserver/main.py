@@ -154,6 +154,7 @@ def serve(options: ServerOptions) -> RunningServer:
         quota_bytes=options.limits.state_dir_bytes,
         max_artifact_bytes=options.limits.artifact_bytes,
         in_use=in_use,
+        lasting=not options.embedded,
     )
     launcher, rings = make_launchers(options, local, slot_token)
     context = make_context(options, launcher, rings, artifacts)

@@ -154,14 +154,14 @@ class Scheduler:
         if self._stopping:
             raise ServerUnreachable("The server stops.")
 
-    def snapshot(self, job_id: str) -> pb.SnapshotReply:
-        """Return the job's state."""
+    def snapshot(self, job_id: str, contents: pb.SnapshotRequest.Contents.ValueType) -> pb.SnapshotReply:
+        """Return the job's state, with these contents at least."""
         self._check_serving()
         state = self._server.store.get(job_id).state
         job = self.job_of(job_id)
         if job is not None and not is_terminal(state):
             try:
-                return job.clients.snapshot()
+                return job.clients.snapshot(contents)
             except ServerUnreachable:
                 record = self._server.store.get(job_id)  # the job may have ended meanwhile
                 if not record.result_artifact and not is_terminal(record.state):

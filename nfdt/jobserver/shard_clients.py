@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -13,19 +12,22 @@ from typing import Any, Protocol
 
 import grpc
 
-from nfdt.core.arrays.layout import Array, ParameterLayout
-from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
-from nfdt.core.errors import ProtocolError, ShapeMismatch
+from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.arrays.safetensors_io import load_arrays, stream_parts
+from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.sharding.plan import StateCut
-from nfdt.core.sharding.records import closed_round_of, join_records
+from nfdt.core.sharding.records import closed_round_of, part_of_records
 from nfdt.core.wire import shards_pb2 as pb
 from nfdt.core.wire import shards_pb2_grpc
-from nfdt.core.wire.channel import CHUNK_BYTES, DATA_BYTES, is_loopback, open_channel, split_address
+from nfdt.core.wire.channel import DATA_BYTES, is_loopback, open_channel, split_address
+from nfdt.core.wire.chunks import cut, encode_chunk
 from nfdt.core.wire.status import translated
 from nfdt.core.work.tasks import TaskNumbers
+from nfdt.jobserver.incoming_state import IncomingState, Place, Rest, StateFile
 from nfdt.model.program.manifest import Manifest
-from nfdt.model.program.state import State
+from nfdt.model.program.state import State, name_arrays
 
+SHARD_SERVICE = "nfdt.v1.Shard"
 CALL_TIMEOUT_S = 60.0
 STATE_TIMEOUT_S = 600.0
 MAX_STATE_FACTOR = 16  # limit of a shard's state as a multiple of its weights, at least MIN_STATE_BYTES
@@ -38,14 +40,14 @@ class ShardSnapshot:
     """Copy of all shards of a job, each at one moment; shards can be started again from it.
 
     Attributes:
-        state: Weights and optimizer variables.
-        records: Records of all shards; see :mod:`nfdt.core.sharding.records`.
+        state: Artifact of the state.
+        records: Artifact of the records of all shards; see :mod:`nfdt.core.sharding.records`.
         tasks: For each shard, the tasks whose updates it contains; none in a job with rounds.
         closed_rounds: For each shard, its newest closed round; 0 in a job without rounds.
     """
 
-    state: State
-    records: Mapping[str, Array]
+    state: str
+    records: str
     tasks: tuple[TaskNumbers, ...]
     closed_rounds: tuple[int, ...]
 
@@ -68,11 +70,11 @@ class ShardClients(Protocol):
     def statistics(self) -> list[Mapping[str, Any]]:
         """Return the counts of each shard, in order."""
 
-    def read(self) -> State:
-        """Return the weights and optimizer variables of all shards."""
+    def save(self, artifacts: ArtifactStore, rest: Rest, *, weights_only: bool = False) -> str:
+        """Store the weights and optimizer variables of all shards with the rest of a state; return the artifact."""
 
-    def snapshot(self, copied: Callable[[], None]) -> ShardSnapshot:
-        """Return the state and records of all shards.
+    def snapshot(self, copied: Callable[[], None], artifacts: ArtifactStore, rest: Rest) -> ShardSnapshot:
+        """Store the state and records of all shards.
 
         ``copied`` is called exactly once: when all shards have taken their copies and only the transfer is left, or
         when the snapshot has failed.
@@ -122,6 +124,8 @@ class GrpcShardClients:
         self._cut = StateCut(layout, len(addresses), owners)
         self._channels = [_open(address, token, authority) for address in addresses]
         self._stubs: list[Any] = [shards_pb2_grpc.ShardStub(channel) for channel in self._channels]
+        write, reply = f"/{SHARD_SERVICE}/Write", pb.AdminReply.FromString
+        self._writes = [channel.stream_unary(write, None, reply) for channel in self._channels]  # bytes
         self._pool = ThreadPoolExecutor(len(self._stubs), thread_name_prefix="shards")
 
     def close(self) -> None:
@@ -134,7 +138,7 @@ class GrpcShardClients:
         return list(self._pool.map(partial(self._on_one, call), range(len(self._stubs))))
 
     def _on_one(self, call: Callable[[int], Any], index: int) -> Any:
-        with translated(f"shard {index} at {self._addresses[index]}"):
+        with translated(self._name(index)):
             return _again(call, index)
 
     def _administer(self, request: pb.AdminRequest) -> list[pb.AdminReply]:
@@ -161,59 +165,70 @@ class GrpcShardClients:
         replies = self._administer(pb.AdminRequest(statistics=pb.ShardStatistics()))
         return [json.loads(reply.statistics_json or "{}") for reply in replies]
 
-    def read(self) -> State:
-        """Return the joined weights and optimizer variables of all shards, which hold no untrained state.
+    def save(self, artifacts: ArtifactStore, rest: Rest, *, weights_only: bool = False) -> str:
+        """Store the joined state of all shards, which hold no untrained state, with the rest; return the artifact.
 
         Raises:
-            NfdtError: A shard does not answer, or its reply has another size.
+            NfdtError: A shard does not answer, its reply has another size, or the state cannot be stored.
         """
-        return self._joined(self._on_all(lambda index: self._read_one(index, pb.ReadRequest())))
+        request = pb.ReadRequest(weights_only=weights_only)
+        parts = self._on_all(lambda index: self._begin_reading(index, request))
+        state = self._state_file(parts, rest)
+        with artifacts.create(state.size) as new:
+            self._receive(parts, [state.begin(new.file)])
+        return new.name
 
-    def snapshot(self, copied: Callable[[], None]) -> ShardSnapshot:
-        """Return the state and records of all shards; see :class:`ShardClients`.
+    def snapshot(self, copied: Callable[[], None], artifacts: ArtifactStore, rest: Rest) -> ShardSnapshot:
+        """Store the state and records of all shards; see :class:`ShardClients`.
 
         No call is made twice: the second copy of a shard would be taken later than those of the others.
 
         Raises:
             NfdtError: A shard does not answer, or its reply has another size or no records.
         """
-        shards = range(len(self._stubs))
-        copies = _Countdown(shards, copied)
+        copies = _Countdown(range(len(self._stubs)), copied)
 
-        def read(index: int) -> dict[str, Array]:
+        def read(index: int) -> IncomingState:
             try:
-                with translated(f"shard {index} at {self._addresses[index]}"):
-                    return self._read_one(index, pb.ReadRequest(records=True), begun=lambda: copies.count(index))
+                with translated(self._name(index)):
+                    return self._begin_reading(index, pb.ReadRequest(records=True), lambda: copies.count(index))
             finally:
                 copies.count(index)
 
-        try:
-            with ThreadPoolExecutor(len(shards), thread_name_prefix="snapshot") as pool:  # other calls need not wait
-                parts = list(pool.map(read, shards))
-        finally:
-            for index in shards:
-                copies.count(index)
-        records = [_records_of(index, part) for index, part in enumerate(parts)]
-        tasks = tuple(TaskNumbers(each.get("tasks", ())) for each in records)
-        return ShardSnapshot(self._joined(parts), join_records(records), tasks, tuple(map(closed_round_of, records)))
+        with ThreadPoolExecutor(len(self._stubs), thread_name_prefix="snapshot") as pool:  # other calls need not wait
+            parts = list(pool.map(read, range(len(self._stubs))))
+        state, records = self._state_file(parts, rest), StateFile.of_records([part.arrays for part in parts])
+        with artifacts.create(state.size) as new, artifacts.create(records.size) as others:
+            self._receive(parts, [state.begin(new.file), records.begin(others.file)])
+        found = load_arrays(artifacts.path(others.name))
+        each = [part_of_records(found, index) for index in range(len(parts))]
+        tasks = tuple(TaskNumbers(own.get("tasks", ())) for own in each)
+        return ShardSnapshot(new.name, others.name, tasks, tuple(map(closed_round_of, each)))
 
-    def _joined(self, parts: Sequence[Mapping[str, Array]]) -> State:
-        return self._cut.joined([(part["weights"], _optimizer_of(part)) for part in parts])
+    def _state_file(self, parts: Sequence[IncomingState], rest: Rest) -> StateFile:
+        arrays = [part.arrays for part in parts]
+        return StateFile.of_state(self._cut.table(arrays), arrays, rest.arrays())
 
-    def _read_one(
-        self, index: int, request: pb.ReadRequest, *, begun: Callable[[], None] = lambda: None
-    ) -> dict[str, Array]:
-        """Return what a shard replies; ``begun`` is called for its first chunk."""
-        size = self._cut.size(index)
+    def _receive(self, parts: Sequence[IncomingState], files: Sequence[Sequence[Mapping[str, Place]]]) -> None:
+        """Write what all shards send to these files, each of which has a table of places for each shard."""
+
+        def receive(index: int) -> None:
+            with translated(self._name(index)):
+                parts[index].write({name: place for file in files for name, place in file[index].items()})
+
+        with ThreadPoolExecutor(len(parts), thread_name_prefix="states") as pool:
+            list(pool.map(receive, range(len(parts))))
+
+    def _begin_reading(
+        self, index: int, request: pb.ReadRequest, begun: Callable[[], object] = lambda: None
+    ) -> IncomingState:
+        """Return the reply of a shard once its header has arrived; ``begun`` is called for its first chunk."""
         factor = MAX_SNAPSHOT_FACTOR if request.records else MAX_STATE_FACTOR
-        limit = max(MIN_STATE_BYTES, factor * 4 * size)
-        chunks = self._stubs[index].Read(request, timeout=STATE_TIMEOUT_S)
-        arrays = load_arrays(_gather(chunks, limit, begun))
-        weights = arrays.get("weights")
-        if weights is None or weights.size != size:
-            received = "none" if weights is None else str(weights.size)
-            raise ShapeMismatch(f"Shard {index}: expected {size} weights. Received: {received}.")
-        return arrays
+        most = max(MIN_STATE_BYTES, factor * 4 * self._cut.size(index))
+        return IncomingState(self._stubs[index].Read(request, timeout=STATE_TIMEOUT_S), most, begun)
+
+    def _name(self, index: int) -> str:
+        return f"shard {index} at {self._addresses[index]}"
 
     def write(self, state: State) -> None:
         """Replace the weights of all shards, and the optimizer variables that the state has."""
@@ -221,8 +236,8 @@ class GrpcShardClients:
 
         def call(index: int) -> None:
             weights, optimizer = self._cut.own(state, index)
-            data = dump_arrays({"weights": weights, **{f"optimizer/{i}": a for i, a in optimizer.items()}})
-            self._stubs[index].Write(_chunks(data), timeout=STATE_TIMEOUT_S)
+            chunks = cut(*stream_parts(name_arrays(weights, optimizer)))
+            self._writes[index]((encode_chunk(*chunk) for chunk in chunks), timeout=STATE_TIMEOUT_S)
 
         self._on_all(call)
 
@@ -237,20 +252,6 @@ def _again(call: Callable[[int], Any], index: int) -> Any:
         return call(index)
 
 
-def _records_of(index: int, part: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the records in the reply of a shard."""
-    prefix = "records/"
-    records = {name.removeprefix(prefix): array for name, array in part.items() if name.startswith(prefix)}
-    if not records:
-        raise ProtocolError(f"Shard {index}: expected its state with records. Received: none; it has no snapshots.")
-    return records
-
-
-def _optimizer_of(part: Mapping[str, Array]) -> dict[int, Array]:
-    named = [(name.partition("/"), array) for name, array in part.items()]
-    return {int(index): a for (group, _, index), a in named if group == "optimizer" and index.isdecimal()}
-
-
 def connect_shards(
     addresses: Sequence[str], manifest: Manifest, token: str, *, authority: bytes | None = None
 ) -> ShardClients:
@@ -261,22 +262,3 @@ def connect_shards(
 def _open(address: str, token: str, authority: bytes | None) -> grpc.Channel:
     trusted = None if is_loopback(split_address(address)[0]) else authority
     return open_channel(address, token, ca_file=trusted, max_message_bytes=DATA_BYTES)
-
-
-def _gather(chunks: Iterable[pb.StateChunk], limit: int, begun: Callable[[], None]) -> bytes:
-    data = io.BytesIO()  # returns its bytes without a copy
-    for chunk in chunks:
-        at = data.tell()
-        if not at:
-            begun()
-        if chunk.total_bytes > limit:
-            raise ProtocolError(f"Shard state: expected at most {limit} bytes. Received: {chunk.total_bytes}.")
-        if chunk.offset != at or at + len(chunk.data) > chunk.total_bytes:
-            raise ProtocolError(f"Shard state: expected byte {at}. Received: byte {chunk.offset}.")
-        data.write(chunk.data)
-    return data.getvalue()
-
-
-def _chunks(data: bytes) -> Iterator[pb.StateChunk]:
-    for offset in range(0, max(len(data), 1), CHUNK_BYTES):
-        yield pb.StateChunk(offset=offset, total_bytes=len(data), data=data[offset : offset + CHUNK_BYTES])

@@ -13,7 +13,7 @@ from nfdt.core.work import instructions as ins
 from nfdt.core.work.instructions import EffectHandler, carry_out
 from nfdt.jobserver.job_core import ActiveTraining, JobCore
 from nfdt.jobserver.job_results import JobResults
-from nfdt.model.program.state import dump_state, load_state
+from nfdt.model.program.state import dump_state_parts, load_state
 
 TICK_S = 1.0
 LATE_S = 5.0  # pause between two ticks after which this server is assumed to have been suspended
@@ -211,7 +211,7 @@ class DecisionHandler:
         """Continue with the weights and the untrained state of another epoch; the optimizer keeps its own."""
         artifacts = self._core.server.artifacts
         state = load_state(artifacts.path(artifact))
-        weights = artifacts.put(dump_state(state.weights, {}, state.untrained))
+        weights = artifacts.put(*dump_state_parts(state.weights, {}, state.untrained))
         try:
             self._core.mailbox.call(partial(self._core.write, self._training, weights))
         finally:

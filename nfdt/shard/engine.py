@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nfdt.core.sharding.records import RecordTree
+from nfdt.shard.held_state import HeldState
 from nfdt.update_rules.base import OptimizerTraits, RuleState, UpdateRule
 
 Vector = Any
@@ -157,20 +158,18 @@ class Engine(Protocol):
     def wait_for_steps(self) -> None:
         """Wait until the steps whose results were returned are done."""
 
-    def read(self, *, weights_only: bool = False) -> tuple[npt.NDArray[np.float32], dict[int, npt.NDArray[Any]]]:
-        """Return copies of the weights and of the shard's part of the optimizer's variables, by index."""
+    def hold(self, *, weights_only: bool = False) -> HeldState:
+        """Return the present state, which updates leave unchanged until it is released; its records are the engine's.
+
+        Args:
+            weights_only: Leave out everything but the weights.
+        """
 
     def write(self, weights: npt.NDArray[np.float32], optimizer: Mapping[int, npt.NDArray[Any]]) -> None:
         """Replace the weights; given optimizer variables are replaced too, and the rule restarts from them."""
 
     def is_complete(self, optimizer: Mapping[int, npt.NDArray[Any]]) -> bool:
         """Whether :meth:`write` replaces the whole state, given these variables of the optimizer."""
-
-    def records(self, optimizer: Mapping[int, npt.NDArray[Any]]) -> RecordTree:
-        """Return the records of rule and optimizer, given the variables that :meth:`read` returned. Nothing is copied.
-
-        See :mod:`nfdt.core.sharding.records`.
-        """
 
     def restore(self, records: RecordTree) -> None:
         """Continue from records, after the weights and variables of the same moment were loaded.

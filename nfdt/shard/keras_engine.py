@@ -15,6 +15,7 @@ from nfdt.core.errors import UsageError
 from nfdt.core.sharding.records import RecordTree
 from nfdt.model.keras_internals.training import has_fixed_learning_rate
 from nfdt.shard.engine import LARGE, AnchoredBf16, EngineReply, GradientAccumulator, Vector
+from nfdt.shard.held_state import HeldState, StateHolder
 from nfdt.shard.optimizer import BuiltOptimizer
 from nfdt.shard.step import EngineOps, FusedStep
 from nfdt.update_rules.base import OptimizerTraits, RuleState, UpdateRule, check_state
@@ -37,7 +38,7 @@ def _given(vector: Any) -> Any:
 
 
 @dataclass
-class KerasEngine:
+class KerasEngine(StateHolder):
     """Implementation of :class:`~nfdt.shard.engine.Engine`, see there for the methods.
 
     Args:
@@ -203,13 +204,15 @@ class KerasEngine:
         """Whether the variables are all that the optimizer has."""
         return self.built.is_complete(optimizer)
 
-    def read(self, *, weights_only: bool = False) -> tuple[npt.NDArray[np.float32], dict[int, npt.NDArray[Any]]]:
-        """Return copies of the weights and of the shard's part of the optimizer's variables, by index."""
-        weights = np.array(self.ops.array(self.weights()))
+    def hold(self, *, weights_only: bool = False) -> HeldState:
+        """Return the present state; see :class:`Engine`. The backend replaces values, and does not change them."""
+        weights = self.ops.array(self.weights())
         if weights_only:
-            return weights, {}
+            return HeldState(weights, {})
         self._give_back()
-        return weights, self.built.read()
+        optimizer = self.built.read()
+        own = {str(i): array for i, array in self.built.own(optimizer).items()}
+        return HeldState(weights, optimizer, {"rule": dict(self._shard), "optimizer": own})
 
     def write(self, weights: npt.NDArray[np.float32], optimizer: Mapping[int, npt.NDArray[Any]]) -> None:
         """Replace the weights; given optimizer variables are replaced too, and the rule restarts from them."""
@@ -218,13 +221,6 @@ class KerasEngine:
             self._give_back()
             self.built.load(optimizer)
             self._take_over()
-
-    def records(self, optimizer: Mapping[int, npt.NDArray[Any]]) -> RecordTree:
-        """Return the records of rule and optimizer, given the variables that :meth:`read` returned. Nothing is copied.
-
-        See :mod:`nfdt.core.sharding.records`.
-        """
-        return {"rule": self._shard, "optimizer": {str(i): a for i, a in self.built.own(optimizer).items()}}
 
     def restore(self, records: RecordTree) -> None:
         """Continue from records, after the weights and variables of the same moment were loaded.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,12 +18,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nfdt.core.arrays.layout import Array
+from nfdt.core.arrays.safetensors_io import ArrayEntry, Pieces
 from nfdt.core.errors import NfdtError
 from nfdt.core.sharding import GLOBAL, ShardPlan
 from nfdt.core.sharding.records import RecordTree
 from nfdt.shard import update_loops as loops
 from nfdt.shard.buffers import VectorPool
 from nfdt.shard.engine import LARGE, AnchoredBf16, EngineReply, Vector
+from nfdt.shard.held_state import HeldState, HeldVectors, StateHolder
 from nfdt.shard.optimizer_state import OptimizerPart, joined
 from nfdt.update_rules.base import OptimizerTraits, RuleState, UpdateRule, check_state
 from nfdt.update_rules.blocks import KernelBlocks
@@ -36,13 +39,18 @@ STRIPE = 2**18
 
 _SLOTS = {"sgd": ("momentum",), "adam": ("m", "v")}
 
+_IN_STRIPES = ("reserve", "second_moment")
+"""State of the rules with a number for each weight."""
+_SAME_AS_SLOTS = ("second_moment",)
+"""State that a slot of the optimizer equals; it is read once."""
+
 LOAD_S = 600.0
 """Longest wait for the compilation of the loops."""
 UPDATE_S = 60.0
 """Longest wait for the push before, whose part takes milliseconds."""
 
 
-class LoopEngine:
+class LoopEngine(StateHolder):
     """Implementation of :class:`~nfdt.shard.engine.Engine`, see there for the methods.
 
     Args:
@@ -76,6 +84,8 @@ class LoopEngine:
         self._rate, self._updates = np.float32(options["learning_rate"]), 0
         self._weights = np.array(weights, np.float32)
         self._stripes = _stripes(blocks.parts)
+        self._ends = _ends(self._stripes, weights.size)
+        self._held: list[HeldVectors] = []
         self._vectors, self._differences = VectorPool(weights.size), VectorPool(weights.size, np.uint16)
         self._last = PendingUpdate(None, 0)  # done; so every update has one before it
         self._shard: RuleState = {}
@@ -177,37 +187,53 @@ class LoopEngine:
             self._loader.join(LOAD_S)
         self._last.complete()
 
-    def read(self, *, weights_only: bool = False) -> tuple[npt.NDArray[np.float32], dict[int, npt.NDArray[Any]]]:
-        """Return copies of the weights and of the optimizer's variables."""
+    def hold(self, *, weights_only: bool = False) -> HeldState:
+        """Return the present state; see :class:`Engine`."""
         self.wait_for_steps()
-        weights = self._weights.copy()
-        if weights_only:
-            return weights, {}
-        left = self.rule.leave(np, self._shard)
-        slots = [np.asarray(left[name], np.float32) for name in self._slots]
-        return weights, self._part.cut([np.array(self._updates, np.int64), np.array(self._rate), *slots])
+        state = {} if weights_only else self._shard
+        names = [name for name in _IN_STRIPES if name in state]
+        held = HeldVectors({"weights": self._weights, **{name: state[name] for name in names}}, self._ends)
+        self._held.append(held)
+        flat = ArrayEntry(np.dtype("<f4"), (self.size,))
+
+        def vector(name: str) -> Pieces:
+            return Pieces(flat, (piece[name] for piece in held.read([name], 0, self.size)))
+
+        def slot(name: str, begin: int, end: int) -> Iterator[Array]:
+            for piece in held.read(names, begin, end):
+                yield np.asarray(self.rule.leave(np, {**rest, **piece})[name], np.float32)
+
+        rest = {name: np.array(value) for name, value in state.items() if name not in names}
+        optimizer: dict[int, Any] = {}
+        if not weights_only:
+            optimizer |= self._part.cut([np.array(self._updates, np.int64), np.array(self._rate)])
+            for place, name in enumerate(self._slots, 2):
+                for index, shape, begin, end in self._part.places(place):
+                    optimizer[index] = Pieces(ArrayEntry(flat.dtype, shape), slot(name, begin, end))
+        own = {str(s.index): optimizer[s.index] for s in self._plan.slots or () if s.variable == GLOBAL and optimizer}
+        rule = {**rest, **{name: vector(name) for name in names if name not in _SAME_AS_SLOTS}}
+        return HeldState(
+            vector("weights"), optimizer, {"rule": rule, "optimizer": own}, lambda: self._held.remove(held)
+        )
 
     def write(self, weights: npt.NDArray[np.float32], optimizer: Mapping[int, npt.NDArray[Any]]) -> None:
         """Replace the weights, and the optimizer's variables where they are given."""
         self.wait_for_steps()
+        kept = self.read()[1] if optimizer and not self.is_complete(optimizer) else {}
+        self._keep_held(range(len(self._ends)))
         np.copyto(self._weights, weights)
         if optimizer:
-            kept = {} if self.is_complete(optimizer) else self.read()[1]
             self._take_over({**kept, **optimizer})
 
     def is_complete(self, optimizer: Mapping[int, npt.NDArray[Any]]) -> bool:
         """Whether the variables are all that the optimizer has."""
         return self._part.is_complete(optimizer)
 
-    def records(self, optimizer: Mapping[int, npt.NDArray[Any]]) -> RecordTree:
-        """Return copies of the state, as later steps change the arrays."""
-        own = {str(s.index): optimizer[s.index] for s in self._plan.slots or () if s.variable == GLOBAL}
-        return {"rule": {name: np.array(value) for name, value in self._shard.items()}, "optimizer": own}
-
     def restore(self, records: RecordTree) -> None:
         """Continue from records, after the weights were loaded."""
         self._load({int(index): array for index, array in records.get("optimizer", {}).items()})
-        self._shard = self.restored(records.get("rule", {}), self._shard)
+        same = {name: self._shard[name] for name in _SAME_AS_SLOTS if name in self._shard}
+        self._shard = self.restored({**same, **records.get("rule", {})}, self._shard)
 
     @staticmethod
     def restored(state: RecordTree, initial: RuleState) -> RuleState:
@@ -221,10 +247,17 @@ class LoopEngine:
             self._loader.join(LOAD_S)  # so that no push counts the compilation as the time of the push before
             for index, parts in enumerate(self._stripes):
                 update.wait(index)
+                self._keep_held([index])
                 loops.update(parts, *vectors)
                 update.advance(index + 1)
         finally:
             update.end()
+
+    def _keep_held(self, stripes: Iterable[int]) -> None:
+        """Copy stripes that are about to change where somebody may still read them."""
+        for held in tuple(self._held):
+            for stripe in stripes:
+                held.keep(stripe)
 
     def _vectors_of(
         self, gradient: Vector, backup: Any, reply: Vector, narrow: AnchoredBf16 | None, numbers: Any
@@ -444,3 +477,9 @@ def _stripes(parts: Sequence[tuple[int, int, int, int, int]]) -> list[npt.NDArra
                 found.append([])
                 room = STRIPE
     return [np.array(stripe, np.int64) for stripe in found if stripe]
+
+
+def _ends(stripes: Sequence[npt.NDArray[np.int64]], size: int) -> list[int]:
+    """Return the ends of the stripes, as elements; the last one is ``size``."""
+    starts = [int(parts[0, 0]) for parts in stripes]
+    return [*starts[1:], size]

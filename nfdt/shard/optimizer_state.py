@@ -48,10 +48,20 @@ class OptimizerPart:
         """Whether ``state`` has every variable."""
         return all(slot.index in state for members in self._members for slot in members)
 
+    def places(self, variable: int) -> list[tuple[int, tuple[int, ...], int, int]]:
+        """Return index and shape of those of the whole optimizer's variables that a variable of the shard consists of.
+
+        Each with its first element in the variable of the shard, and the one behind its last.
+        """
+        members = self._members[variable]
+        ends = np.cumsum([math.prod(slot.shape) for slot in members]).tolist()
+        starts = [0, *ends[:-1]]
+        return [(m.index, m.shape, a, b) for m, a, b in zip(members, starts, ends, strict=True)]
+
     def cut(self, values: Sequence[Array]) -> dict[int, Array]:
-        """Return the variables of the shard as parts of the whole optimizer's; every shard returns the global ones."""
+        """Return first variables of the shard as parts of the whole optimizer's; all shards have the global ones."""
         found: dict[int, Array] = {}
-        for value, members in zip(values, self._members, strict=True):
+        for value, members in zip(values, self._members, strict=False):
             alone = len(members) == 1 and not self._flat
             found.update({members[0].index: value} if alone else _cut(value, members))
         return dict(sorted(found.items()))

@@ -12,13 +12,13 @@ import grpc
 
 from nfdt.codecs import make_encoders
 from nfdt.core.arrays.layout import Array
-from nfdt.core.arrays.safetensors_io import dump_parts
+from nfdt.core.arrays.safetensors_io import stream_parts
 from nfdt.core.errors import ProtocolError, UsageError
 from nfdt.core.sharding import ShardPlan, make_plan
 from nfdt.core.sharding.records import to_arrays
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.wire.channel import DATA_BYTES, make_server, same_token, token_of
-from nfdt.core.wire.chunks import encode_chunk, join_chunks, split
+from nfdt.core.wire.chunks import cut, encode_chunk, spooled
 from nfdt.core.wire.connection import server_tls
 from nfdt.core.wire.frame_stream import FrameStream
 from nfdt.core.wire.job_token import worker_of
@@ -26,7 +26,7 @@ from nfdt.core.wire.shards_pb2 import AdminReply, AdminRequest, OpenReply, OpenR
 from nfdt.core.wire.status import answering
 from nfdt.core.work.spans import SpanRing
 from nfdt.model.program.manifest import Manifest
-from nfdt.model.program.state import WEIGHTS, State, load_state
+from nfdt.model.program.state import State, load_state, name_arrays
 from nfdt.shard.buffers import BufferPool
 from nfdt.shard.building import KeptEngine, Store, build_store, pushes_differences, served_program
 from nfdt.shard.exchange import Terms, WorkerExchange
@@ -81,31 +81,25 @@ class ShardServicer:
     @answering
     def read(self, request: ReadRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
         """Send the shard's state as safetensors, consistent at one moment, which is before the first chunk."""
-        parts = [memoryview(part) for part in dump_parts(self._read(request))]
-        total, at = sum(part.nbytes for part in parts), 0
-        for part in parts:
-            for piece in split(part.nbytes):
-                yield encode_chunk(StateChunk(offset=at + piece.start, total_bytes=total), part[piece])
-            at += part.nbytes
-
-    def _read(self, request: ReadRequest) -> dict[str, Any]:
-        if not request.records:
-            weights, optimizer = self._store.read(weights_only=request.weights_only or self._weights_only)
-            return {WEIGHTS: weights, **_below("optimizer", optimizer)}
-        if self._weights_only or request.weights_only:
+        if request.records and (self._weights_only or request.weights_only):
             raise UsageError(
                 "Read: expected no request for records, as the optimizer's variables are left out of this shard's "
                 "state. Received: one."
             )
-        copy = self._store.snapshot()
-        records = to_arrays(copy.records)
-        return {WEIGHTS: copy.weights, **_below("optimizer", copy.optimizer), **_below("records", records)}
+        weights_only = request.weights_only or self._weights_only
+        held = self._store.hold(records=request.records, weights_only=weights_only)
+        try:
+            records = {f"records/{name}": array for name, array in to_arrays(held.records).items()}
+            for header, data in cut(*stream_parts({**name_arrays(held.weights, held.optimizer), **records})):
+                yield encode_chunk(header, data)
+        finally:
+            held.release()
 
     @answering
     def write(self, requests: Iterator[StateChunk], context: grpc.ServicerContext) -> AdminReply:
         """Replace the weights (of the shard, or the whole model) and, where given, the optimizer variables."""
         most = 2**24 + 4 * self._plan.model_size * MAX_STATE_COPIES
-        state = load_state(join_chunks(requests, most, "Write"))
+        state = load_state(spooled(requests, most, "Write"))
         optimizer = {} if self._weights_only else state.optimizer
         version = self._store.write(self._plan.own(state.weights), optimizer)
         return AdminReply(version=version)
@@ -122,10 +116,6 @@ class ShardServicer:
                 "Write": grpc.stream_unary_rpc_method_handler(self.write, StateChunk.FromString, answer),
             },
         )
-
-
-def _below(group: str, arrays: Mapping[Any, Any]) -> dict[str, Any]:
-    return {f"{group}/{name}": array for name, array in arrays.items()}
 
 
 @dataclass

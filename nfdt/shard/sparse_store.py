@@ -21,13 +21,14 @@ from nfdt.core.arrays.table_rows import Rows, RowVector, TableLayout
 from nfdt.core.errors import ShapeMismatch
 from nfdt.core.sharding.records import RecordTree
 from nfdt.shard.engine import Engine
+from nfdt.shard.held_state import HeldState, StateHolder, whole
 from nfdt.shard.messages import DeltaRequest, Gradient, Reply, Vector
-from nfdt.shard.store import PULL_TIMEOUT_S, ShardStore, StoreSnapshot
+from nfdt.shard.store import PULL_TIMEOUT_S, ShardStore
 from nfdt.shard.table import MovedRows, PushContext, ShardTable
 from nfdt.transport.base import WeightDelta
 
 
-class SparseStore:
+class SparseStore(StateHolder):
     """Thread-safe store of one shard with tables; see :class:`~nfdt.shard.store.ShardStore` for its methods.
 
     Args:
@@ -134,18 +135,15 @@ class SparseStore:
         with self._changed:
             return {**self._dense.statistics(), "size": self.size, "busy_s": self._busy_s, "wait_s": self._waited_s}
 
-    def read(self, *, weights_only: bool = False) -> tuple[Vector, dict[int, npt.NDArray[Any]]]:
-        """Return copies of the weights and of the shard's part of the optimizer's variables, at one moment."""
+    def hold(self, *, records: bool = False, weights_only: bool = False) -> HeldState:
+        """Return the state at one moment; see :meth:`ShardStore.hold`. The tables are copied."""
         with self._changed:
-            dense, optimizer = self._dense.read(weights_only=weights_only)
-            return self._joined(dense), optimizer
-
-    def snapshot(self) -> StoreSnapshot:
-        """Return a copy of the state at one moment; see :meth:`ShardStore.snapshot`."""
-        with self._changed:
-            dense = self._dense.snapshot()
-            tables = {str(index): table.records() for index, table in enumerate(self._tables)}
-            return StoreSnapshot(self._joined(dense.weights), dense.optimizer, {**dense.records, "tables": tables})
+            held = self._dense.hold(records=records, weights_only=weights_only)
+            dense = whole(held.weights)
+            others = held.records
+            if records:
+                others = {**others, "tables": {str(index): table.records() for index, table in enumerate(self._tables)}}
+            return replace(held, weights=self._joined(dense), records=others)
 
     def restore(self, records: RecordTree) -> None:
         """Continue from the records of a snapshot; see :meth:`ShardStore.restore`."""

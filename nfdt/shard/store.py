@@ -28,6 +28,7 @@ from nfdt.core.work.spans import APPLY, LOCK_WAIT, SpanRing, track_of
 from nfdt.shard.backups import Backup, BackupStore
 from nfdt.shard.buffers import aligned_buffer, length_of
 from nfdt.shard.engine import Engine, EngineReply
+from nfdt.shard.held_state import HeldState, StateHolder
 from nfdt.shard.messages import DeltaRequest, Gradient, Reply, Vector
 from nfdt.shard.modes import AsynchronousMode, ModeFactory
 from nfdt.transport.base import WeightDelta
@@ -95,22 +96,7 @@ class ShardStatistics:
         return {"bounds_s": LATENCY_BOUNDS_S, "counts": self.latencies, "sum_s": self.busy_s + self.wait_s}
 
 
-@dataclass(frozen=True)
-class StoreSnapshot:
-    """Copy of a store at one moment.
-
-    Attributes:
-        weights: Weights of the shard.
-        optimizer: The shard's part of the optimizer's variables, by index.
-        records: All other state; see :mod:`nfdt.core.sharding.records`.
-    """
-
-    weights: Vector
-    optimizer: dict[int, npt.NDArray[Any]]
-    records: RecordTree
-
-
-class ShardStore:
+class ShardStore(StateHolder):
     """Thread-safe store of one shard.
 
     Args:
@@ -246,23 +232,23 @@ class ShardStore:
         with self._changed:
             return {"version": self.version, "size": self.size, **self._statistics.to_json()}
 
-    def read(self, *, weights_only: bool = False) -> tuple[Vector, dict[int, npt.NDArray[Any]]]:
-        """Return copies of the weights and of the shard's part of the optimizer's variables, at one moment."""
-        with self._changed:
-            return self._engine.read(weights_only=weights_only)
+    def hold(self, *, records: bool = False, weights_only: bool = False) -> HeldState:
+        """Return the state at one moment, to be read and then released; with ``records`` a store continues from it.
 
-    def snapshot(self) -> StoreSnapshot:
-        """Return a copy of the state at one moment, for a store that continues from it; see :meth:`restore`."""
+        See :meth:`restore`.
+        """
         with self._changed:
-            weights, optimizer = self._engine.read()
-            records = {
+            held = self._engine.hold(weights_only=weights_only)
+            if not records:
+                return replace(held, records={})
+            others = {
                 "version": self.version,
-                **self._engine.records(optimizer),
+                **held.records,
                 "mode": self._mode.records(),
                 # Parts of a round have no sequence numbers; an interrupted round is pushed again as a whole.
                 **({} if self._mode.in_rounds else self._backups.records()),
             }
-            return StoreSnapshot(weights, optimizer, records)
+            return replace(held, records=others)
 
     def restore(self, records: RecordTree) -> None:
         """Continue from the records of a snapshot, in a new store with the weights and variables of that snapshot.

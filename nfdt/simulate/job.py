@@ -20,7 +20,7 @@ from nfdt.core.specs.job import JobSpec
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.instructions import carry_out
 from nfdt.model.program.manifest import Manifest
-from nfdt.model.program.state import State, load_state
+from nfdt.model.program.state import Contents, State, load_state
 from nfdt.schedulers.task_policies import make_task_policy
 from nfdt.shard.building import pushes_differences
 from nfdt.simulate.cluster import ClusterDescription
@@ -158,14 +158,15 @@ class SimulatedJob:
         else:
             self._local.learning_rate = value
 
-    def set_state(self, state: State) -> None:
-        """Continue from other weights, optimizer and untrained variables; between epochs only."""
+    def set_state(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Continue from the state in an artifact, given in parts; between epochs only."""
+        state = load_state(b"".join(parts))
         self.shards.write(state)
         if state.untrained:
             self._merger.replace([state.untrained[i] for i in range(len(state.untrained))])
 
-    def snapshot(self, epochs: int = 0, steps: int = 0) -> State:
-        """Return the current state."""
+    def snapshot(self, epochs: int = 0, steps: int = 0, contents: Contents = "everything") -> State:
+        """Return the current state, whatever is asked for."""
         state = self.shards.read()
         untrained = dict(enumerate(self._merger.current))
         return State(state.weights, state.optimizer, untrained, self._merger.metrics)

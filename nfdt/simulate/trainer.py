@@ -30,7 +30,7 @@ from nfdt.model.training.untrained_state import UntrainedState
 from nfdt.simulate.pending import PendingGradients, shares_of
 from nfdt.transport.base import Pulled
 
-Read = Callable[[str], bytes]
+Read = Callable[[str], bytes | memoryview]
 
 
 class StepGradient(NamedTuple):

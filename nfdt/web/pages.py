@@ -216,7 +216,7 @@ class Pages:
 
     def _weights(self, request: Request) -> Response:
         record = self._record(request, "Download")
-        state = self._source.runner.snapshot(record.job_id).artifact
+        state = self._source.runner.snapshot(record.job_id, pb.SnapshotRequest.WEIGHTS).artifact
         data = weights_file(record, self._source.artifacts, state)
         headers = {"Content-Disposition": f'attachment; filename="{record.job_id}.npz"'}
         return Response(data, headers=headers, media_type="application/zip")

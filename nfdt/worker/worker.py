@@ -77,7 +77,7 @@ class Worker(LoopDriver):
         index: int,
         manifest: Manifest,
         *,
-        read: Callable[[str], bytes],
+        read: Callable[[str], bytes | memoryview],
         open_array: Callable[[str], Array],
         client: MovableClient,
         ask: CallNext,

@@ -22,13 +22,13 @@ class Shard:
         self.name, self.alive, self.closed = name, alive, False
         self.received: list = []
 
-    def read(self):
+    def save(self, *_, **__):
         if not self.alive:
             raise ServerUnreachable(f"{self.name} is gone")
         return self.name
 
     def write(self, value):
-        self.read()
+        self.save()
         self.received.append(value)
 
     set_learning_rate = write
@@ -141,7 +141,7 @@ def lost(monkeypatch):
 def test_the_next_rank_is_acquired_asked_to_serve_and_then_to_work(lost):
     failover = lost.begin()
     lost.slots.ranks.release()
-    assert failover.shards.read() == "next"
+    assert failover.shards.save(None, None) == "next"
     assert lost.slots.resumed.wait(DEADLINE_S)
     assert lost.slots.started == ["shard", "worker"]
     assert lost.failures == []
@@ -184,7 +184,7 @@ def test_a_leader_that_is_lost_before_it_serves_is_replaced_too(lost):
     lost.slots.ranks.release(2)
     assert lost.slots.resumed.wait(DEADLINE_S)
     assert lost.slots.started == ["shard", "shard", "worker"]
-    assert failover.shards.read() == "next"
+    assert failover.shards.save(None, None) == "next"
 
 
 def test_a_leader_that_does_not_answer_is_replaced_once_its_loss_is_reported(lost):
@@ -198,7 +198,7 @@ def test_a_leader_that_does_not_answer_is_replaced_once_its_loss_is_reported(los
     lost.mailbox.wait_until(lambda: silent.closed)
     lost.lose()
     assert lost.slots.resumed.wait(DEADLINE_S)
-    assert failover.shards.read() == "next"
+    assert failover.shards.save(None, None) == "next"
     assert lost.slots.started == ["shard", "shard", "worker"]
 
 
@@ -209,7 +209,7 @@ def test_a_ring_without_another_rank_fails_the_job_with_the_reason(lost, failure
     lost.mailbox.wait_until(lambda: lost.failures)
     assert reason in str(lost.failures[0])
     with pytest.raises(ServerUnreachable):
-        failover.shards.read()
+        failover.shards.save(None, None)
 
 
 def test_whatever_goes_wrong_while_another_rank_is_started_fails_the_job(lost):
@@ -227,4 +227,4 @@ def test_calls_to_the_leader_end_with_a_job_that_is_cancelled_while_there_is_non
     failover = lost.begin()
     lost.mailbox.end(JobCancelled("enough"))
     with pytest.raises(ServerUnreachable):
-        failover.shards.read()
+        failover.shards.save(None, None)

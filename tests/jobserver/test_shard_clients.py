@@ -11,6 +11,7 @@ from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.state import State
 from nfdt.shard.servicer import start_shard
 from tests.support.fakes import LAYOUT, WEIGHTS, FakeShard
+from tests.support.saved_state import saved
 from tests.support.shard_cluster import Reference, gradients, rule_spec
 
 VARIABLES = [{"variable": -1}, {"variable": 0}, {"variable": 1}]
@@ -55,7 +56,7 @@ def test_weights_of_another_size_are_refused_before_they_are_sent(control):
 def test_a_shard_that_answers_with_another_size_is_named(control, shards):
     shards[1].weights = np.zeros(3, np.float32)
     with pytest.raises(ShapeMismatch, match="Shard 1: expected 2 weights"):
-        control.read()
+        saved(control)
 
 
 def test_a_shard_that_declares_too_much_is_refused(control, shards):
@@ -68,7 +69,7 @@ def test_chunks_that_leave_a_gap_are_refused(control, shards):
     data = dump_arrays({"weights": WEIGHTS[:4]})
     gap = [shards_pb2.StateChunk(offset=4, total_bytes=len(data), data=data[4:])]
     shards[0].Read = lambda request, context: iter(gap)
-    with pytest.raises(ProtocolError, match="expected byte 0"):
+    with pytest.raises(ProtocolError, match="expected bytes from 0"):
         _replaced(shards[0], control)
 
 
@@ -82,7 +83,7 @@ def _replaced(shard, control):
     server.start()
     alone = GrpcShardClients([address], ParameterLayout.from_json([["kernel", [2, 2]]]), "t")
     try:
-        alone.read()
+        saved(alone)
     finally:
         alone.close()
         server.stop(None)
@@ -106,7 +107,7 @@ def test_a_variable_that_is_cut_comes_back_whole_with_its_optimizer_slots():
     try:
         control.write(state)
         assert [shard.store.size for shard in running] == [6400, 6400, 6410]
-        found = control.read()
+        found = saved(control)
     finally:
         control.close()
         for shard in running:

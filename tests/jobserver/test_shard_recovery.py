@@ -12,11 +12,13 @@ import pytest
 from nfdt.core.errors import JobCancelled, NotStored, ServerUnreachable
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.work.tasks import TaskNumbers
+from nfdt.jobserver.incoming_state import Rest
 from nfdt.jobserver.job_slot import JobSlot, ShardState
 from nfdt.jobserver.shard_clients import ShardSnapshot
 from nfdt.jobserver.topologies.shard_recovery import ShardRecovery
-from nfdt.model.program.state import State, load_state
+from nfdt.model.program.state import load_state
 from tests.support.restorable_cluster import RestorableCluster
+from tests.support.saved_state import store_snapshot
 from tests.support.served_mailbox import DEADLINE_S, ServedMailbox
 from tests.support.simulated_cluster import job
 
@@ -29,13 +31,13 @@ class ShardsClient:
         self.before: Callable[[], None] = lambda: None
         self.during: Callable[[], None] = lambda: None
 
-    def snapshot(self, copied: Callable[[], None]) -> ShardSnapshot:
+    def snapshot(self, copied: Callable[[], None], artifacts: ArtifactStore, rest: Rest) -> ShardSnapshot:
         self.before()
         copied()
         self.during()
         self._check()
         weights = np.full(3, self.value, np.float32)
-        return ShardSnapshot(State(weights, {}), {"0/version": weights}, (TaskNumbers(),) * 2, (0, 0))
+        return store_snapshot(artifacts, weights, rest, {"0/version": weights}, (TaskNumbers(),) * 2, (0, 0))
 
     def _check(self) -> None:
         if not self.alive:

@@ -23,6 +23,7 @@ from nfdt.model.program.state import State
 from nfdt.shard.messages import Gradient
 from nfdt.shard.servicer import start_shard
 from tests.support.fakes import LAYOUT, WEIGHTS, FakeShard
+from tests.support.saved_state import saved, snapshot_of
 from tests.support.shard_cluster import Reference, gradients
 
 TIMEOUT_S = 120.0
@@ -88,7 +89,7 @@ def goes_on(job, clients, sequence):
     job.pull("worker-0", "worker-1")
     job.push("worker-0", sequence, 7)
     job.push("worker-1", sequence, 8)
-    return clients.read()
+    return saved(clients)
 
 
 def test_shards_are_started_again_from_a_snapshot(job_of):
@@ -101,7 +102,7 @@ def test_shards_are_started_again_from_a_snapshot(job_of):
     part = gradients(1)[0][: job.running[0].store.size].copy()
     job.running[0].store.push("worker-1", Gradient(2, part, tasks=[7]))
     made, copied = calls()
-    snapshot = clients.snapshot(copied)
+    snapshot = snapshot_of(clients, copied)
     assert len(made) == 1
     assert [tasks.to_array().tolist() for tasks in snapshot.tasks] == [[[1, 5], [7, 8]], [[1, 5]]]
     assert snapshot.closed_rounds == (0, 0)
@@ -118,12 +119,12 @@ def test_rounds_continue_after_the_newest_closed_one(job_of):
     clients = job.start(State(job.reference.weights, job.reference.state))
     job.pull("worker-0")
     job.push("worker-0", 1, 1, round=1)
-    snapshot = clients.snapshot(lambda: None)
+    snapshot = snapshot_of(clients)
     assert snapshot.closed_rounds == (1, 1)
     assert [tasks.to_array().tolist() for tasks in snapshot.tasks] == [[], []]
     again = job.start(snapshot.state, snapshot.records)
     assert [shard.store.closed_round for shard in job.running] == [1, 1]
-    assert again.snapshot(lambda: None).closed_rounds == (1, 1)
+    assert snapshot_of(again).closed_rounds == (1, 1)
 
 
 def test_shards_of_weight_differences_have_no_snapshot(job_of):
@@ -132,9 +133,9 @@ def test_shards_of_weight_differences_have_no_snapshot(job_of):
     clients = job.start(State(job.reference.weights))
     made, copied = calls()
     with pytest.raises(UsageError, match="no request for records"):
-        clients.snapshot(copied)
+        snapshot_of(clients, copied)
     assert len(made) == 1
-    assert clients.read().weights.size == job.reference.weights.size
+    assert saved(clients).weights.size == job.reference.weights.size
 
 
 # -- artificial shards
@@ -177,7 +178,7 @@ class Taking(threading.Thread):
 
     def run(self):
         try:
-            self._outcome = self._clients.snapshot(self._note)
+            self._outcome = snapshot_of(self._clients, self._note)
         except NfdtError as error:
             self._outcome = error
 

@@ -77,7 +77,7 @@ OPERATIONS = {
     "set_learning_rate": lambda store: store.set_learning_rate(0.5),
     "statistics": lambda store: store.statistics(),
     "read": lambda store: store.read(),
-    "snapshot": lambda store: store.snapshot(),
+    "snapshot": lambda store: store.hold(records=True).copied(),
     "write": lambda store: store.write(start_weights(), {}),
 }
 

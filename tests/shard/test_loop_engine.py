@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.arrays.safetensors_io import stream_parts
 from nfdt.core.sharding import make_plan
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.model.program.manifest import Manifest
-from nfdt.model.program.state import State
+from nfdt.model.program.state import State, name_arrays
 from nfdt.shard import loop_engine
 from nfdt.shard.building import build_store
 from nfdt.shard.engine import AnchoredBf16
@@ -236,10 +237,9 @@ def test_state_that_is_read_and_restored_continues_alike(name):
     gradients = rng.normal(size=(6, engine.size)).astype(np.float32)
     for gradient in gradients[:3]:
         pushed(engine, gradient, engine.weights(), 1)
-    weights, optimizer = engine.read()
-    records = engine.records(optimizer)
-    other.write(weights, optimizer)
-    other.restore(records)
+    held = engine.hold().copied()
+    other.write(held.weights, held.optimizer)
+    other.restore(held.records)
     for gradient in gradients[3:]:
         replies = [pushed(one, gradient, one.weights(), 1).weights for one in (engine, other)]
         np.testing.assert_array_equal(*replies)
@@ -348,3 +348,39 @@ print(sorted({'tensorflow', 'keras', 'jax'} & set(sys.modules)))
     entries = dict(manifest_of("adam", [(4, 3)]).entries)
     done = subprocess.run([sys.executable, "-c", probe % entries], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_held_state_is_that_of_its_moment_whatever_comes_later(name):
+    engine, _ = engine_and_reference(name, [(1200, 500)], [False])  # several stripes
+    rng = np.random.default_rng(4)
+    for gradient in rng.normal(size=(2, engine.size)).astype(np.float32):
+        pushed(engine, gradient, engine.weights(), 1)
+    at_once, held = engine.hold().copied(), engine.hold()
+    begun = iter(held.weights.arrays)
+    first = next(begun)
+    pushed(engine, rng.normal(size=engine.size).astype(np.float32), engine.weights(), 1)
+    np.testing.assert_array_equal(np.concatenate([first, *begun]), at_once.weights)
+    engine.write(np.zeros(engine.size, np.float32), at_once.optimizer)
+    for index, pieces in held.optimizer.items():
+        found = pieces if isinstance(pieces, np.ndarray) else pieces.joined()
+        np.testing.assert_array_equal(found, at_once.optimizer[index])
+    for rule_name, value in held.records["rule"].items():
+        found = value if isinstance(value, np.ndarray) else value.joined()
+        np.testing.assert_array_equal(found, at_once.records["rule"][rule_name])
+    held.release()
+    assert not engine._held
+
+
+def test_a_state_is_read_without_a_copy_of_it():
+    engine, _ = engine_and_reference("adam", [(2000, 1000)], [False])
+    held = engine.hold()
+    tracemalloc.start()
+    try:
+        size, parts = stream_parts(name_arrays(held.weights, held.optimizer))
+        assert sum(len(part) for part in parts) == size
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        held.release()
+    assert peak < 4 * engine.size

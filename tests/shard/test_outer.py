@@ -12,6 +12,7 @@ from nfdt.jobserver.shard_clients import connect_shards
 from nfdt.model.program.state import State
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
+from tests.support.saved_state import saved
 from tests.support.shard_cluster import LAYOUT, Reference, gradients, start_weights
 
 TOKEN = "t" * 32
@@ -66,10 +67,10 @@ def test_the_outer_optimizer_s_state_is_no_part_of_the_job_s(serve):
     manifest, addresses = serve()
     shards = connect_shards(addresses, manifest, TOKEN)
     try:
-        state = shards.read()
+        state = saved(shards)
         assert state.optimizer == {}
         adam = {i: np.ones(e["shape"], e["dtype"]) for i, e in enumerate(manifest.optimizer_variables)}
         shards.write(State(2 * state.weights, adam))
-        assert np.array_equal(shards.read().weights, 2 * state.weights)
+        assert np.array_equal(saved(shards).weights, 2 * state.weights)
     finally:
         shards.close()

@@ -112,7 +112,7 @@ def test_a_copy_of_a_restored_store_equals_the_first_copy():
     same([load_state(second[0]).weights], [load_state(first[0]).weights])
     restored.stores[0].forget("a")
     restored.stores[0].forget("b")
-    assert list(restored.stores[0].snapshot().records["workers"]) == ["c/1"]
+    assert list(restored.stores[0].hold(records=True).copied().records["workers"]) == ["c/1"]
 
 
 @pytest.mark.parametrize("made", [shards_of, lambda: shards_of("n-softsync"), lambda: with_table("plain")])
@@ -181,7 +181,7 @@ def test_the_open_round_is_left_out_and_pushed_again():
 def test_a_copy_does_not_change_with_its_store():
     for shards in (shards_of("dc-asgd-a"), with_table("dc-a")):
         train(shards, 3, 1)
-        copy = shards.stores[0].snapshot()
+        copy = shards.stores[0].hold(records=True).copied()
         before = [copy.weights.copy(), *(array.copy() for array in to_arrays(copy.records).values())]
         train(shards, 7, 2)
         same([copy.weights, *to_arrays(copy.records).values()], before)

@@ -27,13 +27,15 @@ from nfdt.core.wire import jobs_pb2
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.tasks import TaskNumbers
 from nfdt.jobserver.context import ServerContext
+from nfdt.jobserver.incoming_state import Rest
 from nfdt.jobserver.job import Job
 from nfdt.jobserver.restart import requeue
 from nfdt.jobserver.shard_clients import ShardSnapshot
 from nfdt.jobserver.slot_pool import SlotPool
-from nfdt.model.program.state import State, dump_state, load_state
+from nfdt.model.program.state import dump_state, load_state
 from tests.support.clocks import ManualClock
 from tests.support.fakes import VERSIONS
+from tests.support.saved_state import store_snapshot, store_state
 from tests.support.turns import TurnLock, Turns
 
 JOB, SHARDS, WORKERS, BATCH, EPOCHS = "job-1", 2, 2, 4, 2
@@ -102,10 +104,10 @@ class ShardsClient:
     def statistics(self) -> list[dict]:
         return [{} for _ in self._call()]
 
-    def read(self) -> State:
-        return State(self._call()[0].weights.copy(), {})
+    def save(self, artifacts: ArtifactStore, rest: Rest, *, weights_only: bool = False) -> str:
+        return store_state(artifacts, self._call()[0].weights.copy(), rest)
 
-    def snapshot(self, copied: Callable[[], None]) -> ShardSnapshot:
+    def snapshot(self, copied: Callable[[], None], artifacts: ArtifactStore, rest: Rest) -> ShardSnapshot:
         try:
             shards = self._call()
             weights = [shard.weights.copy() for shard in shards]
@@ -118,7 +120,7 @@ class ShardsClient:
         rounds = tuple(int(each["mode/closed_round"]) for each in records)
         if not rounds[0]:  # each shard has its own moment, and its own part of the weights
             records = [{**each, "counts": own} for each, own in zip(records, weights, strict=True)]
-        return ShardSnapshot(State(weights[0], {}), join_records(records), tasks, rounds)
+        return store_snapshot(artifacts, weights[0], rest, join_records(records), tasks, rounds)
 
 
 class Process:

@@ -32,7 +32,7 @@ class Shards:
 
     def snapshot(self):
         """Return the bytes of both artifacts."""
-        copies = [store.snapshot() for store in self.stores]
+        copies = [store.hold(records=True).copied() for store in self.stores]
         state = self._cut.joined([(copy.weights, copy.optimizer) for copy in copies])
         records = join_records([to_arrays(copy.records) for copy in copies])
         return dump_state(state.weights, state.optimizer, {}), b"".join(dump_parts(records))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nfdt.core.errors import ProtocolError
-from nfdt.core.wire.chunks import CHUNK_BYTES, encode_chunk, join_chunks, split
+from nfdt.core.wire.chunks import CHUNK_BYTES, cut, encode_chunk, payloads, split, spooled
 from nfdt.core.wire.shards_pb2 import StateChunk
 
 headers = st.builds(StateChunk, offset=st.integers(0, 2**64 - 1), total_bytes=st.integers(0, 2**64 - 1))
@@ -36,10 +36,13 @@ def test_ranges_cover_every_byte_once(total, chunk):
     assert len(ranges) == max(1, -(-total // chunk))
 
 
-@given(st.binary(max_size=500), st.integers(1, 100))
-def test_chunks_are_put_together(data, size):
-    chunks = [StateChunk(offset=p.start, total_bytes=len(data), data=data[p]) for p in split(len(data), size)]
-    assert join_chunks(chunks, len(data), "Write") == data
+@given(st.lists(st.binary(max_size=200), min_size=1, max_size=4), st.integers(1, 100))
+def test_what_is_cut_is_put_together(parts, size):
+    data = b"".join(parts)
+    parts = [part for part in parts if part] or [b""]
+    chunks = [StateChunk.FromString(encode_chunk(*chunk)) for chunk in cut(len(data), parts, size)]
+    assert b"".join(payloads(chunks, len(data), "Write")) == data
+    assert bytes(spooled(chunks, len(data), "Write")) == data
 
 
 @pytest.mark.parametrize(
@@ -56,10 +59,10 @@ def test_chunks_are_put_together(data, size):
 )
 def test_chunks_out_of_place_are_refused(chunks):
     with pytest.raises(ProtocolError, match="Write: expected"):
-        join_chunks(chunks, 8, "Write")
+        list(payloads(chunks, 8, "Write"))
 
 
 def test_a_transfer_above_the_limit_is_refused_at_its_first_chunk():
     chunks = iter([StateChunk(total_bytes=9, data=b"1"), pytest.fail])
     with pytest.raises(ProtocolError, match="at most 8"):
-        join_chunks(chunks, 8, "Write")
+        list(payloads(chunks, 8, "Write"))

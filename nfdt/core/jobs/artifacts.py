@@ -7,12 +7,16 @@ import itertools
 import logging
 import os
 import re
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from nfdt.core.errors import NfdtError, NotStored, PolicyRefused, ProtocolError, UsageError
+from nfdt.core.host.private_files import private
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +48,14 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+@dataclass
+class NewArtifact:
+    """File that is being written: its descriptor, and its name once it is complete."""
+
+    file: int
+    name: str = ""
+
+
 class ArtifactStore:
     """A directory of artifacts; every method may be called from any thread.
 
@@ -52,6 +64,7 @@ class ArtifactStore:
         quota_bytes: Size limit of all artifacts together.
         max_artifact_bytes: Size limit of one artifact.
         in_use: Returns the names that must not be evicted; called only for an eviction.
+        lasting: Whether artifacts outlive a loss of power; it takes the disk's time.
         now: Returns the Unix time in seconds.
     """
 
@@ -62,12 +75,13 @@ class ArtifactStore:
         quota_bytes: int = 2**40,
         max_artifact_bytes: int = 2**38,
         in_use: Callable[[], set[str]] = set,
+        lasting: bool = True,
         now: Callable[[], float] = time.time,
     ) -> None:
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.root = root
         self._quota, self._largest = quota_bytes, max_artifact_bytes
-        self._in_use, self._now = in_use, now
+        self._in_use, self._lasting, self._now = in_use, lasting, now
         self._writing: set[str] = set()
         self._idle = threading.Condition()
         self._used = sum(f.stat().st_size for f in root.iterdir())
@@ -105,6 +119,32 @@ class ArtifactStore:
         self.receive(sha256, sum(sizes), 0, zip(itertools.accumulate(sizes), parts, strict=False))
         return sha256
 
+    @contextmanager
+    def create(self, size: int) -> Iterator[NewArtifact]:
+        """Yield a file of ``size`` bytes to write at any position; it has its name after the block.
+
+        Raises:
+            PolicyRefused: it is too large, or does not fit into the quota.
+            NotStored: the disk is full.
+        """
+        self._check_size("of a job's state", size)
+        self._make_room(size)
+        partial = self.root / f"{secrets.token_hex(32)}{_PARTIAL}"
+        before = after = 0
+        try:
+            with self._storing("of a job's state", size), open(partial, "w+b", opener=private) as file:
+                os.posix_fallocate(file.fileno(), 0, size)  # else a full disk is noticed when the file is read
+                new = NewArtifact(file.fileno())
+                yield new
+                new.name = hashlib.file_digest(file, "sha256").hexdigest()
+                before = size if self.has(new.name) else 0
+                self._finish(file.fileno(), partial, new.name)
+                after = size
+        finally:
+            partial.unlink(missing_ok=True)
+            with self._idle:
+                self._used += after - before
+
     def receive(self, sha256: str, total_bytes: int, offset: int, chunks: Iterable[tuple[int, Data]]) -> int:
         """Write an artifact from (offset, data) chunks that begin at ``offset`` and follow in order.
 
@@ -118,8 +158,7 @@ class ArtifactStore:
             ProtocolError: the chunks are out of order or exceed ``total_bytes``, or their hash is not the name.
             NotStored: the disk is full; received bytes are deleted.
         """
-        if not 0 <= total_bytes <= self._largest:
-            raise PolicyRefused(f"Artifact {sha256}: expected at most {self._largest} bytes. Received: {total_bytes}.")
+        self._check_size(sha256, total_bytes)
         self._acquire(sha256)
         try:
             if not self.has(sha256):
@@ -129,6 +168,31 @@ class ArtifactStore:
             with self._idle:
                 self._writing.discard(sha256)
                 self._idle.notify_all()
+
+    def _check_size(self, what: str, size: int) -> None:
+        if not 0 <= size <= self._largest:
+            raise PolicyRefused(f"Artifact {what}: expected at most {self._largest} bytes. Received: {size}.")
+
+    @contextmanager
+    def _storing(self, what: str, size: int) -> Iterator[None]:
+        """Raise NotStored in place of an error of the file system."""
+        try:
+            yield
+        except NfdtError:  # Refused is a PermissionError, and so an OSError
+            raise
+        except OSError as error:
+            raise NotStored(
+                f"Artifact {what} cannot be written to {self.root}: {error.strerror or error}. Expected: room for "
+                f"{size} bytes on the disk, and the right to write. Make room, for example with nfdt jobs delete."
+            ) from error
+
+    def _finish(self, file: int, partial: Path, sha256: str) -> None:
+        """Give a complete file its name: once its bytes are on the disk, even after a loss of power, where it lasts."""
+        if self._lasting:
+            os.fsync(file)
+        partial.replace(self.root / sha256)
+        if self._lasting:
+            sync_folder(self.root)
 
     def _acquire(self, sha256: str) -> None:
         """Wait for another writer of this artifact, then become its only writer."""
@@ -150,29 +214,20 @@ class ArtifactStore:
                 hashlib.file_digest(file, lambda: digest)
         before = self.have_bytes(sha256)
         try:
-            self._fill(partial, digest, total, offset, chunks)
-            if digest.hexdigest() != sha256:
-                partial.unlink()
-                raise ProtocolError(f"Artifact {sha256}: the content has the hash {digest.hexdigest()}. Upload again.")
-            # Its bytes are on the disk: a name never stands for an incomplete file, not even after a loss of power.
-            partial.replace(self.root / sha256)
-            sync_folder(self.root)
-        except NfdtError:  # Refused is a PermissionError, and so an OSError
-            raise
-        except OSError as error:
+            with self._storing(sha256, total):
+                self._fill(sha256, digest, total, offset, chunks)
+        except NotStored:
             partial.unlink(missing_ok=True)
-            raise NotStored(
-                f"Artifact {sha256} cannot be written to {self.root}: {error.strerror or error}. Expected: room for "
-                f"{total} bytes on the disk, and the right to write. Make room, for example with nfdt jobs delete."
-            ) from error
+            raise
         finally:
             now = partial.stat().st_size if partial.exists() else total if self.has(sha256) else 0
             with self._idle:
                 self._used += now - before
 
     def _fill(
-        self, partial: Path, digest: hashlib._Hash, total: int, at: int, chunks: Iterable[tuple[int, Data]]
+        self, sha256: str, digest: hashlib._Hash, total: int, at: int, chunks: Iterable[tuple[int, Data]]
     ) -> None:
+        partial = self._partial(sha256)
         flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if at else os.O_TRUNC)
         with os.fdopen(os.open(partial, flags, 0o600), "wb") as file:
             for offset, data in chunks:
@@ -186,7 +241,10 @@ class ArtifactStore:
             if at != total:
                 raise ProtocolError(f"Artifact: expected {total} bytes. Received: {at}. Resume the upload.")
             file.flush()
-            os.fsync(file.fileno())
+            if digest.hexdigest() != sha256:
+                partial.unlink()
+                raise ProtocolError(f"Artifact {sha256}: the content has the hash {digest.hexdigest()}. Upload again.")
+            self._finish(file.fileno(), partial, sha256)
 
     def _make_room(self, wanted: int) -> None:
         with self._idle:

@@ -57,8 +57,8 @@ class JobRunner(Protocol):
             UsageError: there is no such job, or the action is not possible at this moment.
         """
 
-    def snapshot(self, job_id: str) -> pb.SnapshotReply:
-        """Return the current state of a job, or the last one that it left."""
+    def snapshot(self, job_id: str, contents: pb.SnapshotRequest.Contents.ValueType) -> pb.SnapshotReply:
+        """Return the current state of a job, with these contents at least, or the last one that it left."""
 
     def feed(self, job_id: str) -> BatchFeed:
         """Return the feed of a job, for batches of its client."""

@@ -204,10 +204,10 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
         return pb.ControlReply()
 
     @answering
-    def Snapshot(self, request: pb.JobRef, context: Any) -> pb.SnapshotReply:
+    def Snapshot(self, request: pb.SnapshotRequest, context: Any) -> pb.SnapshotReply:
         """Return the job's state as an artifact."""
         self._record(request.job_id, context)
-        return self.runner.snapshot(request.job_id)
+        return self.runner.snapshot(request.job_id, request.contents)
 
     @answering
     def Feed(self, request_iterator: Iterator[pb.FedBatch], context: Any) -> Iterator[pb.FeedCredit]:

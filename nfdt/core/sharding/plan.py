@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nfdt.core.arrays.layout import Array, ParameterLayout, Run
+from nfdt.core.arrays.safetensors_io import ArrayEntry
 from nfdt.core.errors import ShapeMismatch, UsageError
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.model.program.manifest import Manifest
-from nfdt.model.program.state import State
+from nfdt.model.program.state import WEIGHTS, State
 
 GLOBAL = -1
 MIN_TABLE_SIZE = 2**16
@@ -209,6 +211,14 @@ def sparse_tables(manifest: Manifest, algorithm: AlgorithmSpec, shards: int) -> 
     return tuple(i for i in manifest.tables if layout.slots[i].size >= MIN_TABLE_SIZE and i not in cut_rows)
 
 
+@dataclass(frozen=True)
+class JoinedArray:
+    """Array of a whole state, and the shards whose parts it consists of, in order."""
+
+    entry: ArrayEntry
+    shards: tuple[int, ...]
+
+
 class StateCut:
     """Division of a state into one part per shard.
 
@@ -239,17 +249,42 @@ class StateCut:
         return state.weights[self._runs[index].elements], optimizer
 
     def joined(self, parts: Sequence[StatePart]) -> State:
-        """Return the whole state from the parts of all shards, in order; each part has the variables without owner."""
-        flat = [weights.reshape(-1) for weights, _ in parts]
-        weights = (flat[0] if len(flat) == 1 else np.concatenate(flat)).astype(np.float32, copy=False)
-        found: dict[int, list[Array]] = {}
-        for _, optimizer in parts:
-            for index, array in optimizer.items():
-                found.setdefault(index, []).append(array)
-        return State(weights, optimizer={index: self._joined(index, arrays) for index, arrays in found.items()})
+        """Return the whole state from the parts of all shards, in order; see :meth:`table`."""
+        named = [{WEIGHTS: weights, **{f"optimizer/{i}": array for i, array in own.items()}} for weights, own in parts]
+        table = self.table([{name: ArrayEntry(a.dtype, a.shape) for name, a in part.items()} for part in named])
+        whole = {
+            name: np.concatenate([named[i][name].reshape(-1) for i in joined.shards]).reshape(joined.entry.shape)
+            for name, joined in table.items()
+        }
+        weights = whole.pop(WEIGHTS)
+        return State(weights, {int(name.partition("/")[2]): array for name, array in whole.items()})
 
-    def _joined(self, index: int, arrays: list[Array]) -> Array:
+    def table(self, parts: Sequence[Mapping[str, ArrayEntry]]) -> dict[str, JoinedArray]:
+        """Return the arrays of the whole state by name, given those of all shards in order.
+
+        Each shard has the variables without owner; those of the first one count.
+
+        Raises:
+            ShapeMismatch: a shard sends other weights than its own.
+        """
+        for index, part in enumerate(parts):
+            entry = part.get(WEIGHTS)
+            received = "none" if entry is None else str(math.prod(entry.shape))
+            if received != str(self.size(index)):
+                raise ShapeMismatch(f"Shard {index}: expected {self.size(index)} weights. Received: {received}.")
+        holders: dict[str, list[int]] = {}
+        for index, part in enumerate(parts):
+            for name in part:
+                if name.partition("/")[0] in (WEIGHTS, "optimizer"):
+                    holders.setdefault(name, []).append(index)
+        return {name: self._joined(name, found, parts) for name, found in holders.items()}
+
+    def _joined(self, name: str, holders: list[int], parts: Sequence[Mapping[str, ArrayEntry]]) -> JoinedArray:
+        first = parts[holders[0]][name]
+        if name == WEIGHTS:
+            return JoinedArray(ArrayEntry(first.dtype, (self._layout.size,)), tuple(holders))
+        index = int(name.partition("/")[2])
         owner = self._owners[index] if self._owners and index < len(self._owners) else -1
-        if owner < 0 or len(arrays) == 1:
-            return arrays[0]
-        return np.concatenate([array.reshape(-1) for array in arrays]).reshape(self._layout.slots[owner].shape)
+        if owner < 0 or len(holders) == 1:
+            return JoinedArray(first, (holders[0],))
+        return JoinedArray(ArrayEntry(first.dtype, self._layout.slots[owner].shape), tuple(holders))

@@ -28,21 +28,22 @@ from urllib.parse import quote, unquote
 import numpy as np
 
 from nfdt.core.arrays.layout import Array
+from nfdt.core.arrays.safetensors_io import Pieces
 from nfdt.core.errors import ProtocolError
 
 RecordTree = Mapping[str, Any]
 """Records as a tree: its leaves are arrays, tensors or numbers."""
 
 
-def to_arrays(tree: RecordTree) -> dict[str, Array]:
-    """Return the leaves of a tree by name; an empty mapping leaves no trace."""
-    found: dict[str, Array] = {}
+def to_arrays(tree: RecordTree) -> dict[str, Any]:
+    """Return the leaves of a tree by name, as arrays or pieces of arrays; an empty mapping leaves no trace."""
+    found: dict[str, Any] = {}
     for part, node in tree.items():
         name = quote(part, safe="")
         if isinstance(node, Mapping):
             found.update({f"{name}/{below}": array for below, array in to_arrays(node).items()})
         else:
-            found[name] = np.asarray(node)
+            found[name] = node if isinstance(node, Pieces) else np.asarray(node)
     return found
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import io
+import mmap
+import tempfile
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -49,10 +50,8 @@ def split(total_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[slice]:
         yield slice(start, min(start + chunk_bytes, total_bytes))
 
 
-def join_chunks(chunks: Iterable[StateChunk], most: int, what: str) -> bytes:
-    """Return the payloads of the chunks of one transfer, joined.
-
-    Memory is allocated for bytes that have arrived only, whatever size the sender states.
+def payloads(chunks: Iterable[StateChunk], most: int, what: str) -> Iterator[bytes]:
+    """Yield the payloads of the chunks of one transfer, in order, as they arrive.
 
     Args:
         chunks: All chunks, in order.
@@ -62,18 +61,50 @@ def join_chunks(chunks: Iterable[StateChunk], most: int, what: str) -> bytes:
     Raises:
         ProtocolError: the transfer is too large or incomplete, or a chunk is empty or not the next one.
     """
-    data, total = io.BytesIO(), 0  # its bytes are returned without a copy
+    at = total = 0
     for chunk in chunks:
-        at, total = data.tell(), chunk.total_bytes
+        total, stop = chunk.total_bytes, at + len(chunk.data)
         if total > most:
             raise ProtocolError(f"{what}: expected at most {most} bytes. Received: {total}.")
-        stop = at + len(chunk.data)
         if chunk.offset != at or stop > total or (stop == at and total):
             raise ProtocolError(
                 f"{what}: expected bytes from {at} up to {total}. Received: {chunk.offset} to "
                 f"{chunk.offset + len(chunk.data)}."
             )
-        data.write(chunk.data)
-    if data.tell() != total:
-        raise ProtocolError(f"{what}: expected {total} bytes. Received: {data.tell()}.")
-    return data.getvalue()
+        yield chunk.data
+        at = stop
+    if at != total:
+        raise ProtocolError(f"{what}: expected {total} bytes. Received: {at}.")
+
+
+def spooled(chunks: Iterable[StateChunk], most: int, what: str) -> mmap.mmap | bytes:
+    """Return the payloads of the chunks of one transfer, joined in a file without a name, which is mapped.
+
+    Args:
+        chunks: All chunks, in order.
+        most: Largest size of the whole, in bytes.
+        what: Name of the transfer in errors.
+
+    Raises:
+        ProtocolError: see :func:`payloads`.
+    """
+    with tempfile.TemporaryFile() as file:
+        for data in payloads(chunks, most, what):
+            file.write(data)
+        file.flush()
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if file.tell() else b""
+
+
+def cut(total: int, parts: Iterable[Any], chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[StateChunk, memoryview]]:
+    """Yield the chunks of one transfer, each without its data, and that as a view of a part; see :func:`encode_chunk`.
+
+    Args:
+        total: Number of the bytes of all parts.
+        parts: Bytes, or anything with a contiguous buffer, one behind the other; at least one.
+        chunk_bytes: Largest payload.
+    """
+    at = 0
+    for view in (memoryview(part).cast("B") for part in parts):
+        for piece in split(view.nbytes, chunk_bytes):
+            yield StateChunk(offset=at + piece.start, total_bytes=total), view[piece]
+        at += view.nbytes

@@ -7,6 +7,7 @@ import builtins
 import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import sys
 import typing
@@ -485,25 +486,66 @@ class ControlReply(google.protobuf.message.Message):
 Global___ControlReply: typing_extensions.TypeAlias = ControlReply
 
 @typing.final
+class SnapshotRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    class _Contents:
+        ValueType = typing.NewType("ValueType", builtins.int)
+        V: typing_extensions.TypeAlias = ValueType
+
+    class _ContentsEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[SnapshotRequest._Contents.ValueType], builtins.type):
+        DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+        EVERYTHING: SnapshotRequest._Contents.ValueType  # 0
+        WEIGHTS: SnapshotRequest._Contents.ValueType  # 1
+        """no optimizer variables"""
+        METRICS: SnapshotRequest._Contents.ValueType  # 2
+        """nothing else, and no artifact"""
+
+    class Contents(_Contents, metaclass=_ContentsEnumTypeWrapper): ...
+    EVERYTHING: SnapshotRequest.Contents.ValueType  # 0
+    WEIGHTS: SnapshotRequest.Contents.ValueType  # 1
+    """no optimizer variables"""
+    METRICS: SnapshotRequest.Contents.ValueType  # 2
+    """nothing else, and no artifact"""
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    CONTENTS_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    contents: Global___SnapshotRequest.Contents.ValueType
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        contents: Global___SnapshotRequest.Contents.ValueType = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["contents", b"contents", "job_id", b"job_id"]) -> None: ...
+
+Global___SnapshotRequest: typing_extensions.TypeAlias = SnapshotRequest
+
+@typing.final
 class SnapshotReply(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ARTIFACT_FIELD_NUMBER: builtins.int
     EPOCHS_FIELD_NUMBER: builtins.int
     STEPS_FIELD_NUMBER: builtins.int
+    METRICS_FIELD_NUMBER: builtins.int
     artifact: builtins.str
     epochs: builtins.int
     """that ended before this state"""
     steps: builtins.int
     """of the epoch after them that are finished"""
+    metrics: builtins.bytes
+    """where only they were requested"""
     def __init__(
         self,
         *,
         artifact: builtins.str = ...,
         epochs: builtins.int = ...,
         steps: builtins.int = ...,
+        metrics: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["artifact", b"artifact", "epochs", b"epochs", "steps", b"steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["artifact", b"artifact", "epochs", b"epochs", "metrics", b"metrics", "steps", b"steps"]) -> None: ...
 
 Global___SnapshotReply: typing_extensions.TypeAlias = SnapshotReply
 

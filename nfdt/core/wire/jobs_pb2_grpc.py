@@ -71,7 +71,7 @@ class JobsStub(object):
                 _registered_method=True)
         self.Snapshot = channel.unary_unary(
                 '/nfdt.v1.Jobs/Snapshot',
-                request_serializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.JobRef.SerializeToString,
+                request_serializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.SnapshotRequest.SerializeToString,
                 response_deserializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.SnapshotReply.FromString,
                 _registered_method=True)
         self.Feed = channel.stream_stream(
@@ -267,7 +267,7 @@ def add_JobsServicer_to_server(servicer, server):
             ),
             'Snapshot': grpc.unary_unary_rpc_method_handler(
                     servicer.Snapshot,
-                    request_deserializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.JobRef.FromString,
+                    request_deserializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.SnapshotRequest.FromString,
                     response_serializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.SnapshotReply.SerializeToString,
             ),
             'Feed': grpc.stream_stream_rpc_method_handler(
@@ -525,7 +525,7 @@ class Jobs(object):
             request,
             target,
             '/nfdt.v1.Jobs/Snapshot',
-            nfdt_dot_core_dot_wire_dot_jobs__pb2.JobRef.SerializeToString,
+            nfdt_dot_core_dot_wire_dot_jobs__pb2.SnapshotRequest.SerializeToString,
             nfdt_dot_core_dot_wire_dot_jobs__pb2.SnapshotReply.FromString,
             options,
             channel_credentials,

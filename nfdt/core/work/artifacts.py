@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from nfdt.core.arrays.layout import Array
+from nfdt.core.arrays.safetensors_io import mapped
 from nfdt.core.errors import JobCancelled, ProtocolError, ServerUnreachable
 from nfdt.core.host.private_files import replacing
 from nfdt.core.specs.job import JobSpec
@@ -22,6 +23,7 @@ from nfdt.core.work.slot_connection import PATIENCE_S
 
 FETCH_TIMEOUT_S = 600.0
 WHOLE_BYTES = 256 * 2**20
+MAPPED_BYTES = 2**20
 
 
 def artifact_names(spec: JobSpec) -> set[str]:
@@ -95,9 +97,10 @@ class ArtifactReader:
             self._sizes[sha256] = int(chunk.total_bytes)
         return self._sizes[sha256]
 
-    def read(self, sha256: str) -> bytes:
-        """Return the artifact's bytes."""
-        return self.path(sha256).read_bytes()
+    def read(self, sha256: str) -> bytes | memoryview:
+        """Return the artifact's bytes; those of a large one as a view of the mapped file."""
+        path = self.path(sha256)
+        return mapped(path) if path.stat().st_size > MAPPED_BYTES else path.read_bytes()
 
     def open_array(self, sha256: str) -> Array:
         """Return the artifact, a ``.npy`` file, memory-mapped."""

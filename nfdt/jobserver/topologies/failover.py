@@ -13,7 +13,9 @@ from typing import Any, TypeVar
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.failover import Fail, FailoverMachine, Reach, Resume, Seek, Stalled, Start
 from nfdt.core.errors import JobFailed, ServerUnreachable
+from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.work.patience import Patience
+from nfdt.jobserver.incoming_state import Rest
 from nfdt.jobserver.job_parts import JobParts
 from nfdt.jobserver.job_slot import JobSlot
 from nfdt.jobserver.outcome import PartLost
@@ -116,18 +118,18 @@ class MovingShards:
         """Return the counts of each shard, in order."""
         return self._call(lambda shards: list(shards.statistics()))
 
-    def read(self) -> State:
-        """Return the weights and optimizer variables of all shards."""
-        return self._call(lambda shards: shards.read())
+    def save(self, artifacts: ArtifactStore, rest: Rest, *, weights_only: bool = False) -> str:
+        """Store the state of all shards, with the rest of a state; return the artifact."""
+        return self._call(lambda shards: shards.save(artifacts, rest, weights_only=weights_only))
 
     def write(self, state: State) -> None:
         """Replace the weights, and the optimizer variables that the state has."""
         self._written = state if self._repeats_writes else None
         self._call(lambda shards: shards.write(state))
 
-    def snapshot(self, copied: Callable[[], None]) -> ShardSnapshot:
-        """Return the state of the current shards; not repeated, because it belongs to the shards that were asked."""
-        return self._wait_for_other_than(None).snapshot(copied)
+    def snapshot(self, copied: Callable[[], None], artifacts: ArtifactStore, rest: Rest) -> ShardSnapshot:
+        """Store the state of the current shards; not repeated, because it belongs to the shards that were asked."""
+        return self._wait_for_other_than(None).snapshot(copied, artifacts, rest)
 
 
 class Failover(ABC):

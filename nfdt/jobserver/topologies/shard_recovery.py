@@ -14,16 +14,15 @@ from collections.abc import Sequence
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.failover import Resume
 from nfdt.coordinator.recovery import QUIET_S
-from nfdt.core.arrays.safetensors_io import dump_parts
 from nfdt.core.errors import NfdtError, NotStored, ServerUnreachable
 from nfdt.core.specs.job import EpochProgress
+from nfdt.jobserver.incoming_state import Rest
 from nfdt.jobserver.job_parts import JobParts
 from nfdt.jobserver.job_slot import JobSlot, ShardState
 from nfdt.jobserver.outcome import PartLost
 from nfdt.jobserver.shard_clients import STATE_TIMEOUT_S, ShardSnapshot
 from nfdt.jobserver.topologies.failover import Failover, MovingShards
 from nfdt.jobserver.topologies.slot_supply import launch_shards
-from nfdt.model.program.state import dump_state_parts
 
 _log = logging.getLogger(__name__)
 
@@ -144,7 +143,9 @@ class ShardRecovery(Failover):
             return False
         recorded = False
         try:
-            recorded = self._await_quiet() and self._store(self.shards.snapshot(self._go_on), exact)
+            if self._await_quiet():
+                rest = Rest(self._coordinator.merger.current)
+                recorded = self._store(self.shards.snapshot(self._go_on, self._parts.server.artifacts, rest), exact)
         finally:
             self._mailbox.handle(lambda: self._recovery.end_snapshot(recorded=recorded))
         return recorded
@@ -162,11 +163,8 @@ class ShardRecovery(Failover):
         self._mailbox.handle(self._recovery.go_on)
 
     def _store(self, snapshot: ShardSnapshot, exact: bool) -> bool:
-        """Write a snapshot to the disk; return False if no shard has that state any more."""
-        artifacts, state = self._parts.server.artifacts, snapshot.state
-        untrained = dict(enumerate(self._coordinator.merger.current))
-        parts = dump_state_parts(state.weights, state.optimizer, untrained)
-        stored = ShardState(artifacts.put(*parts), artifacts.put(*dump_parts(dict(snapshot.records))))
+        """Rely on a stored snapshot; return False, and delete it, if no shard has that state any more."""
+        stored = ShardState(snapshot.state, snapshot.records)
 
         def adopt() -> tuple[bool, EpochProgress | None]:
             if not self._recovery.adopt(snapshot.tasks, exact=exact):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import keras
 import numpy as np
 
 from nfdt.core.arrays.layout import Array
@@ -14,6 +17,49 @@ from nfdt.core.arrays.layout import Array
 def values_of(variables: Iterable[Any]) -> list[Array]:
     """Return copies of the variables' values as NumPy arrays."""
     return [np.asarray(variable.numpy()) for variable in variables]
+
+
+def views_of(variables: Iterable[Any]) -> list[Array]:
+    """Return the variables' values as NumPy arrays that share their memory where the backend allows it.
+
+    TensorFlow and JAX do not write to memory while somebody holds it: such a view keeps its values. PyTorch does.
+    """
+    return [_view_of(variable) for variable in variables]
+
+
+def _view_of(variable: Any) -> Array:
+    read_value = getattr(getattr(variable, "value", None), "read_value", None)
+    if read_value is not None:  # a variable of TensorFlow, whose numpy() copies
+        with contextlib.suppress(TypeError, ValueError, BufferError):  # bfloat16, or memory of an accelerator
+            return np.asarray(memoryview(read_value()))
+    return np.asarray(variable.numpy())
+
+
+class Values:
+    """Values of variables at one moment, for a later look at what has changed since; copied only if necessary."""
+
+    def __init__(self, variables: Sequence[Any]) -> None:
+        self._variables = variables
+        self._held = [self._mark(view) for view in views_of(variables)]
+
+    def changed(self) -> list[bool]:
+        """Return for each variable whether its value has changed."""
+        return [not self._same(held, view) for held, view in zip(self._held, views_of(self._variables), strict=True)]
+
+    @staticmethod
+    def _mark(view: Array) -> Any:
+        return _digest(view) if keras.backend.backend() == "torch" else view
+
+    @staticmethod
+    def _same(held: Any, view: Array) -> bool:
+        if isinstance(held, bytes):
+            return held == _digest(view)
+        same_memory = held.ctypes.data == view.ctypes.data
+        return same_memory or np.array_equal(held, view, equal_nan=view.dtype.kind in "fc")
+
+
+def _digest(view: Array) -> bytes:
+    return hashlib.sha256(np.ascontiguousarray(view).reshape(-1).view(np.uint8).data).digest()
 
 
 def assign_values(variables: Iterable[Any], values: Iterable[Any]) -> None:

@@ -160,7 +160,7 @@ def save_assets(model: Any, store: Callable[[bytes], str]) -> dict[str, dict[str
     return found
 
 
-def load_assets(model: Any, assets: Mapping[str, Mapping[str, str]], read: Callable[[str], bytes]) -> None:
+def load_assets(model: Any, assets: Mapping[str, Mapping[str, str]], read: Callable[[str], bytes | memoryview]) -> None:
     """Load each layer's files into it.
 
     Raises:

@@ -158,7 +158,7 @@ def described(obj: Any) -> str:
     return f"{type(obj).__name__} {name!r}" if isinstance(name, str) else type(obj).__name__
 
 
-def load_code(manifest: Manifest, read: Callable[[str], bytes], *, allow_code: bool) -> dict[str, Any]:
+def load_code(manifest: Manifest, read: Callable[[str], bytes | memoryview], *, allow_code: bool) -> dict[str, Any]:
     """Load the custom objects that configurations of the program name; none for a config job.
 
     Raises:
@@ -176,13 +176,15 @@ def load_code(manifest: Manifest, read: Callable[[str], bytes], *, allow_code: b
     return dict(load_objects(manifest, manifest.code, read, {})) if manifest.code else {}
 
 
-def load_objects(manifest: Manifest, artifact: str, read: Callable[[str], bytes], references: Mapping[str, Any]) -> Any:
+def load_objects(
+    manifest: Manifest, artifact: str, read: Callable[[str], bytes | memoryview], references: Mapping[str, Any]
+) -> Any:
     """Inverse of :func:`dump_objects`; see :func:`load_with_variables`."""
     return load_with_variables(manifest, artifact, read, references)[0]
 
 
 def load_with_variables(
-    manifest: Manifest, artifact: str, read: Callable[[str], bytes], references: Mapping[str, Any]
+    manifest: Manifest, artifact: str, read: Callable[[str], bytes | memoryview], references: Mapping[str, Any]
 ) -> tuple[Any, list[Any]]:
     """Return an object that was pickled, and the variables in its pickle; the caller has checked that code is allowed.
 

@@ -72,7 +72,7 @@ def record_outputs(model: Any, batch: Any, *, may_vary: bool) -> bytes | None:
     return None
 
 
-def check_outputs(model: Any, manifest: Manifest, read: Callable[[str], bytes]) -> None:
+def check_outputs(model: Any, manifest: Manifest, read: Callable[[str], bytes | memoryview]) -> None:
     """Compare the outputs of a rebuilt model with those of the script's.
 
     Args:

@@ -199,14 +199,14 @@ class Manifest:
         return cls({**code, "model": model, "compile": compilation, **optimizer, **rest})
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Manifest:
+    def from_bytes(cls, data: bytes | memoryview) -> Manifest:
         """Inverse of :meth:`to_bytes`.
 
         Raises:
             ProtocolError: the bytes are no JSON object.
         """
         try:
-            entries = json.loads(data)
+            entries = json.loads(bytes(data))
         except (ValueError, RecursionError) as error:
             raise ProtocolError(f"Program: expected JSON. Received something else: {error}.") from None
         if not isinstance(entries, dict):

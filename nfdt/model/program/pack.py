@@ -14,9 +14,10 @@ import keras
 import numpy as np
 
 from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.arrays.safetensors_io import Pieces
 from nfdt.core.errors import CaptureError, PolicyRefused
 from nfdt.model.backends.contract import current
-from nfdt.model.backends.variables import values_of
+from nfdt.model.backends.variables import views_of
 from nfdt.model.keras_internals.models import flatten_layers, require_compiled, serialization_lib
 from nfdt.model.keras_internals.training import seeded
 from nfdt.model.program.attributes import Attributes, runs_eagerly
@@ -44,7 +45,7 @@ from nfdt.model.program.optimizer import (
     require_optimizer,
 )
 from nfdt.model.program.policy import check_policy
-from nfdt.model.program.state import dump_state
+from nfdt.model.program.state import dump_state_parts
 from nfdt.model.program.untrained import describe_given, describe_untrained, describe_variable
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,8 @@ class PackedProgram:
 
     Attributes:
         manifest: The program's manifest.
-        artifacts: Artifacts that the manifest names, by sha256: the state, the code, vocabularies.
+        files: Artifacts that the manifest names, by sha256, without the state: the code, vocabularies.
+        state_parts: The artifact of the state in parts, which share memory with the model.
         code: Whether the program needs a server that allows code.
         outside: Variables that the program has besides the model's, in the order of its ``untrained``.
         fixed: Variables of schedules and other objects of the optimizer, whose values are sent once.
@@ -65,12 +67,18 @@ class PackedProgram:
     """
 
     manifest: Manifest
-    artifacts: dict[str, bytes]
+    files: dict[str, bytes]
     code: bool
+    state_parts: Sequence[bytes | memoryview] = ()
     outside: tuple[Any, ...] = ()
     fixed: tuple[Any, ...] = ()
     functions: tuple[Any, ...] = ()
     log_groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def artifacts(self) -> dict[str, bytes]:
+        """All artifacts that the manifest names, by sha256; the state is copied."""
+        return {**self.files, self.manifest.state: b"".join(self.state_parts)}
 
 
 def pack(model: Any, sample_batch: Any, *, predicts: bool = False, sources: Sequence[str] = ()) -> PackedProgram:
@@ -96,11 +104,12 @@ def _pack_prepared(
 ) -> PackedProgram:
     configured = None if local else _by_config(model, sample_batch)
     program = configured or _by_value(model, sample_batch, local)
-    manifest, artifacts = program.manifest, program.artifacts
+    manifest, artifacts = program.manifest, program.files
     outside = [*program.outside, *([Attributes(model)] if runs_eagerly(model) and not predicts else ())]
     given = [*(member.path for member in outside if isinstance(member, Attributes)), *sources]
     manifest = manifest.replaced(untrained=[*manifest.untrained, *describe_given(given)])
-    state = _store(artifacts, _dump_state(model, manifest, outside))
+    state_parts = _dump_state(model, manifest, outside)
+    state = name_of(*state_parts)
     outputs = record_outputs(model, sample_batch, may_vary=manifest.is_code)
     manifest = manifest.replaced(
         assets=save_assets(model, lambda data: _store(artifacts, data)),
@@ -108,7 +117,7 @@ def _pack_prepared(
         check=None if outputs is None else {"state": state, "artifact": _store(artifacts, outputs)},
     )
     manifest = manifest.for_prediction() if predicts else manifest
-    return replace(program, manifest=_normalized(manifest), outside=tuple(outside))
+    return replace(program, manifest=_normalized(manifest), outside=tuple(outside), state_parts=state_parts)
 
 
 def _by_config(model: Any, sample_batch: Any) -> PackedProgram | None:
@@ -241,19 +250,26 @@ def _globals() -> dict[str, Any]:
     }
 
 
-def _dump_state(model: Any, manifest: Manifest, outside: Sequence[Any]) -> bytes:
+def _dump_state(model: Any, manifest: Manifest, outside: Sequence[Any]) -> list[bytes | memoryview]:
     optimizer = [] if manifest.steps_on_workers else inner_optimizer(model).variables
     no_changes = [np.zeros(0, np.uint8)] * len(manifest.sources_by_value)
-    return dump_state(
-        layout_of(model).flatten(values_of(model.trainable_variables)),
-        dict(enumerate(values_of(optimizer))),
-        dict(enumerate([*values_of([*state_variables(model, manifest), *outside]), *no_changes])),
+    return dump_state_parts(
+        Pieces.flat(views_of(model.trainable_variables)),
+        dict(enumerate(views_of(optimizer))),
+        dict(enumerate([*views_of([*state_variables(model, manifest), *outside]), *no_changes])),
     )
 
 
+def name_of(*parts: bytes | memoryview) -> str:
+    """Return the name of the artifact with these bytes, one part behind the other: their sha256."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
 def _store(artifacts: dict[str, bytes], data: bytes) -> str:
-    name = hashlib.sha256(data).hexdigest()
-    artifacts[name] = data
+    artifacts[name := name_of(data)] = data
     return name
 
 

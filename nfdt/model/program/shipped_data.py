@@ -94,7 +94,7 @@ def _dump(source: Any, known: Mapping[int, int] | None) -> tuple[bytes, list[Arr
     return file.getvalue(), pickler.arrays
 
 
-def load_source(code: bytes, arrays: Sequence[str], open_array: Callable[[str], Array]) -> Any:
+def load_source(code: bytes | memoryview, arrays: Sequence[str], open_array: Callable[[str], Array]) -> Any:
     """Return the source that :func:`dump_source` pickled.
 
     Args:

@@ -13,20 +13,25 @@ name                      content
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 import numpy as np
 
 from nfdt.core.arrays.layout import Array
-from nfdt.core.arrays.safetensors_io import dump_parts, load_arrays
+from nfdt.core.arrays.safetensors_io import Pieces, dump_parts, load_arrays
 from nfdt.core.errors import ProtocolError
 
 WEIGHTS = "weights"
 METRICS = "metrics"
 GROUPS = ("optimizer", "untrained")
+
+Contents = Literal["everything", "weights", "metrics"]
+"""What is read of a state: ``weights`` has no optimizer variables, and ``metrics`` nothing else."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,10 @@ class State:
     metrics: bytes = b""
 
 
+NO_WEIGHTS = np.zeros(0, np.float32)
+"""Weights of a state without them; it leaves those of a model unchanged."""
+
+
 def dump_state(weights: Any, optimizer: Mapping[int, Any], untrained: Mapping[int, Any], metrics: bytes = b"") -> bytes:
     """Encode the state as safetensors; see the module's table."""
     return b"".join(dump_state_parts(weights, optimizer, untrained, metrics))
@@ -47,16 +56,30 @@ def dump_state(weights: Any, optimizer: Mapping[int, Any], untrained: Mapping[in
 def dump_state_parts(
     weights: Any, optimizer: Mapping[int, Any], untrained: Mapping[int, Any], metrics: bytes = b""
 ) -> list[bytes | memoryview]:
-    """Return the bytes of :func:`dump_state` as parts without copies; see ``safetensors_io.dump_parts``."""
-    named = {WEIGHTS: np.asarray(weights, np.float32).reshape(-1)}
+    """Return the bytes of :func:`dump_state` as parts without copies; see ``safetensors_io.dump_parts``.
+
+    The weights may be a vector, or :class:`~nfdt.core.arrays.safetensors_io.Pieces` of one.
+    """
+    return dump_parts(name_arrays(weights, optimizer, untrained, metrics))
+
+
+def name_arrays(
+    weights: Any,
+    optimizer: Mapping[int, Any],
+    untrained: Mapping[int, Any] = MappingProxyType({}),
+    metrics: bytes = b"",
+) -> dict[str, Any]:
+    """Return the arrays of a state by name; see the module's table."""
+    flat = weights if isinstance(weights, Pieces) else np.asarray(weights, np.float32).reshape(-1)
+    named: dict[str, Any] = {WEIGHTS: flat}
     for group, members in zip(GROUPS, (optimizer, untrained), strict=True):
         named.update({f"{group}/{index}": array for index, array in members.items()})
     if metrics:
         named[METRICS] = np.frombuffer(metrics, np.uint8)
-    return dump_parts(named)
+    return named
 
 
-def load_state(source: bytes | Path) -> State:
+def load_state(source: bytes | memoryview | mmap.mmap | Path) -> State:
     """Inverse of :func:`dump_state`.
 
     Raises:

@@ -30,13 +30,13 @@ _DIFFERENT = (
 )
 
 
-def unpack(manifest: Manifest, read: Callable[[str], bytes], *, allow_code: bool) -> Any:
+def unpack(manifest: Manifest, read: Callable[[str], bytes | memoryview], *, allow_code: bool) -> Any:
     """Build the program's model; see :func:`unpack_with_variables`."""
     return unpack_with_variables(manifest, read, allow_code=allow_code)[0]
 
 
 def unpack_with_variables(
-    manifest: Manifest, read: Callable[[str], bytes], *, allow_code: bool
+    manifest: Manifest, read: Callable[[str], bytes | memoryview], *, allow_code: bool
 ) -> tuple[Any, list[Any]]:
     """Build the program's model: compiled, with weights and untrained state; the optimizer's slots are left out.
 
@@ -77,7 +77,9 @@ def unpack_with_variables(
     return model, outside
 
 
-def load(model: Any, manifest: Manifest, read: Callable[[str], bytes], outside: Sequence[Any] = ()) -> None:
+def load(
+    model: Any, manifest: Manifest, read: Callable[[str], bytes | memoryview], outside: Sequence[Any] = ()
+) -> None:
     """Give a model of this program the weights, the untrained state and the count of updates that it starts with.
 
     Args:
@@ -120,7 +122,7 @@ def _build_from_config(program: Manifest) -> Any:
     return model
 
 
-def _load_by_value(program: Manifest, read: Callable[[str], bytes]) -> tuple[Any, list[Any]]:
+def _load_by_value(program: Manifest, read: Callable[[str], bytes | memoryview]) -> tuple[Any, list[Any]]:
     references = {}
     if not program.steps_on_workers:
         optimizer = serialization_lib.deserialize_keras_object(program.compile_config["optimizer"], safe_mode=False)

@@ -32,7 +32,7 @@ def encode_npy(array: Any) -> bytes:
     return buffer.getvalue()
 
 
-def decode_npy(data: bytes) -> Array:
+def decode_npy(data: bytes | memoryview) -> Array:
     """Inverse of :func:`encode_npy`; a read-only view of ``data``.
 
     Raises:

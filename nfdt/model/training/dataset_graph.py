@@ -85,12 +85,13 @@ class DatasetGraph(_HeaderPart):
         return b"".join((_MAGIC, len(header).to_bytes(_LENGTH_BYTES, "little"), header, self.graph))
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> DatasetGraph:
+    def from_bytes(cls, data: bytes | memoryview) -> DatasetGraph:
         """Inverse of :meth:`to_bytes`.
 
         Raises:
             ProtocolError: The data is no such artifact.
         """
+        data = bytes(data)
         start = len(_MAGIC) + _LENGTH_BYTES
         stop = start + int.from_bytes(data[len(_MAGIC) : start], "little")
         if not data.startswith(_MAGIC) or stop > len(data):

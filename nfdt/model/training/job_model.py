@@ -59,7 +59,7 @@ class JobModel:
         self,
         spec: JobSpec,
         manifest: Manifest,
-        read: Callable[[str], bytes],
+        read: Callable[[str], bytes | memoryview],
         open_array: Callable[[str], Array],
         *,
         open_rows: Callable[[str], Array | data.RowArray] | None = None,

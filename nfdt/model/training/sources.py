@@ -175,7 +175,7 @@ def _index(rows: RowSelection) -> int:
 def open_source(
     spec: DataSpec | None,
     job: JobSpec,
-    read: Callable[[str], bytes],
+    read: Callable[[str], bytes | memoryview],
     open_array: Callable[[str], Array],
     open_rows: Callable[[str], Array | data.RowArray],
     rows: RowTaker | None = None,
@@ -214,7 +214,7 @@ def open_source(
 def changeable(
     spec: DataSpec | None,
     source: data.BatchSource | None,
-    read: Callable[[str], bytes],
+    read: Callable[[str], bytes | memoryview],
     open_array: Callable[[str], Array],
 ) -> ChangeableSource:
     """Return the variable through which the script changes an opened source."""

@@ -116,7 +116,7 @@ class BuiltProgram:
         # A model that was built without targets has no variables of metrics, and serves ``predict`` only (decision 51).
         return self.manifest.is_same_program(manifest) and (manifest.predicts or not self.manifest.predicts)
 
-    def restart(self, manifest: Manifest, read: Callable[[str], bytes]) -> None:
+    def restart(self, manifest: Manifest, read: Callable[[str], bytes | memoryview]) -> None:
         """Give the model the initial state of this manifest, as a new one would have it.
 
         Args:

@@ -1,0 +1,99 @@
+"""State of an engine at one moment, read piece by piece while updates go on: nothing is copied as a whole.
+
+An update that comes to a stripe which may still be read copies that stripe first. Between epochs nothing is copied.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from nfdt.core.arrays.layout import Array
+from nfdt.core.arrays.safetensors_io import Pieces
+from nfdt.core.sharding.records import RecordTree, to_arrays, to_tree
+
+Vectors = Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class HeldState:
+    """State of a shard at one moment.
+
+    Attributes:
+        weights: The weights, a vector or :class:`~nfdt.core.arrays.safetensors_io.Pieces` of one.
+        optimizer: The shard's part of the optimizer's variables, by index, each as an array or its pieces.
+        records: All other state; see :mod:`nfdt.core.sharding.records`. Its leaves may be pieces.
+        release: To be called once the state has been read: it keeps memory of updates since.
+    """
+
+    weights: Any
+    optimizer: Mapping[int, Any]
+    records: RecordTree = field(default_factory=dict)
+    release: Callable[[], None] = lambda: None
+
+    def copied(self) -> HeldState:
+        """Return a copy of the whole state, and release this one."""
+        try:
+            optimizer = {index: whole(array) for index, array in self.optimizer.items()}
+            records = {name: whole(array) for name, array in to_arrays(self.records).items()}
+            return HeldState(whole(self.weights), optimizer, to_tree(records))
+        finally:
+            self.release()
+
+
+class StateHolder:
+    """What has a state that can be held, and so be copied as well."""
+
+    def hold(self, *, weights_only: bool = False) -> HeldState:
+        """Return the present state."""
+        raise NotImplementedError
+
+    def read(self, *, weights_only: bool = False) -> tuple[Array, dict[int, Array]]:
+        """Return copies of the weights and of the shard's part of the optimizer's variables, by index."""
+        copy = self.hold(weights_only=weights_only).copied()
+        return copy.weights, dict(copy.optimizer)
+
+
+def whole(array: Any) -> Array:
+    """Return a copy of an array, or of one in pieces."""
+    return array.joined() if isinstance(array, Pieces) else np.array(array)
+
+
+class HeldVectors:
+    """Vectors of one size at one moment. Thread-safe.
+
+    Args:
+        vectors: The vectors by name; updates change them in place.
+        stripes: Ends of the stripes in which updates proceed, ascending; the last one is the size of the vectors.
+    """
+
+    def __init__(self, vectors: Vectors, stripes: Sequence[int]) -> None:
+        self._vectors, self._ends = dict(vectors), stripes
+        self._starts = [0, *stripes[:-1]]
+        self._kept: dict[int, Vectors] = {}
+        self._lock = threading.Lock()
+
+    def keep(self, stripe: int) -> None:
+        """Copy a stripe, which is about to be updated for the first time since that moment."""
+        with self._lock:
+            if stripe not in self._kept:
+                begin, end = self._starts[stripe], self._ends[stripe]
+                self._kept[stripe] = {name: vector[begin:end].copy() for name, vector in self._vectors.items()}
+
+    def read(self, names: Sequence[str], begin: int, end: int) -> Iterator[Vectors]:
+        """Yield copies of the elements from ``begin`` to ``end`` of these vectors, stripe by stripe."""
+        first = int(np.searchsorted(self._ends, begin, "right"))
+        for stripe in range(first, len(self._ends)):
+            start, low, high = self._starts[stripe], max(begin, self._starts[stripe]), min(end, self._ends[stripe])
+            if low >= high:
+                return
+            with self._lock:
+                held = self._kept.get(stripe)
+                offset = start if held is not None else 0
+                source = held if held is not None else self._vectors
+                piece = {name: source[name][low - offset : high - offset].copy() for name in names}
+            yield piece
