@@ -14,7 +14,7 @@ from nfdt.core.errors import CaptureError, UsageError
 from nfdt.core.sharding import why_uncuttable
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.job import ClusterSpec
-from nfdt.core.wire.channel import CONTROL_BYTES
+from nfdt.core.wire.channel import MAX_REPORT_BYTES
 from nfdt.model.keras_internals import data as keras_data
 from nfdt.model.keras_internals import models as keras_models
 from nfdt.model.program.evaluation_check import check_metrics
@@ -143,7 +143,7 @@ def check_local_optimizers(
         )
     variables = state_variables(model, manifest)
     sizes = [math.prod(v.shape) * v.value.dtype.size for v in variables]
-    most = CONTROL_BYTES - OTHER_FIELDS_BYTES
+    most = MAX_REPORT_BYTES - OTHER_FIELDS_BYTES
     if sum(sizes) > most:
         raise CaptureError(
             f"{name}: expected at most {most >> 20} MiB of variables of its optimizers and other untrained "

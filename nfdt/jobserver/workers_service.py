@@ -10,7 +10,8 @@ from typing import Any
 from nfdt.core.errors import NfdtError, PolicyRefused, ProtocolError
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire import workers_pb2_grpc
-from nfdt.core.wire.chunks import split
+from nfdt.core.wire.channel import MAX_REPORT_BYTES
+from nfdt.core.wire.chunks import split, spooled
 from nfdt.core.wire.status import answering
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.pool_slot import PoolSlot
@@ -72,6 +73,12 @@ class WorkersService(workers_pb2_grpc.WorkersServicer):
         if job is None:
             return pb.NextReply(leave=pb.Leave(reason=f"Job {request.job_id} has ended."))
         return job.workers.next(request, context.is_active)
+
+    @answering
+    def NextLong(self, request_iterator: Iterator[pb.FetchChunk], context: Any) -> pb.NextReply:
+        """Process a report that is too long for a message."""
+        data = spooled(request_iterator, MAX_REPORT_BYTES, "Report")
+        return self.Next(pb.NextRequest.FromString(bytes(data)), context)
 
     @answering
     def FetchReply(self, request: pb.FetchReplyRequest, context: Any) -> Iterator[pb.FetchChunk]:

@@ -154,6 +154,6 @@ def test_auto_does_not_turn_to_groups():
 
 
 def test_a_state_that_no_message_holds_is_refused(monkeypatch):
-    monkeypatch.setattr(program_checks, "CONTROL_BYTES", program_checks.OTHER_FIELDS_BYTES)
+    monkeypatch.setattr(program_checks, "MAX_REPORT_BYTES", program_checks.OTHER_FIELDS_BYTES)
     with pytest.raises(CaptureError, match="0 MiB of variables of its optimizers"):
         distributed(gan())

@@ -20,7 +20,8 @@ from nfdt.core.wire.token_channel import TokenChannel
 
 LOOPBACK = "127.0.0.1"
 CONTROL_BYTES = 64 * 2**20
-MESSAGE_BYTES = CONTROL_BYTES // 4  # longer answers travel in chunks
+MESSAGE_BYTES = CONTROL_BYTES // 4  # longer reports and answers travel in chunks
+MAX_REPORT_BYTES = 2**31 - 1  # limit of protobuf
 DATA_BYTES = 4 * 2**20
 CHUNK_BYTES = 2 * 2**20
 TOKEN_KEY = "authorization"

@@ -50,11 +50,11 @@ def split(total_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[slice]:
         yield slice(start, min(start + chunk_bytes, total_bytes))
 
 
-def payloads(chunks: Iterable[StateChunk], most: int, what: str) -> Iterator[bytes]:
+def payloads(chunks: Iterable[Any], most: int, what: str) -> Iterator[bytes]:
     """Yield the payloads of the chunks of one transfer, in order, as they arrive.
 
     Args:
-        chunks: All chunks, in order.
+        chunks: All messages with ``offset``, ``total_bytes`` and ``data``, in order.
         most: Largest size of the whole, in bytes.
         what: Name of the transfer in errors.
 
@@ -77,11 +77,11 @@ def payloads(chunks: Iterable[StateChunk], most: int, what: str) -> Iterator[byt
         raise ProtocolError(f"{what}: expected {total} bytes. Received: {at}.")
 
 
-def spooled(chunks: Iterable[StateChunk], most: int, what: str) -> mmap.mmap | bytes:
+def spooled(chunks: Iterable[Any], most: int, what: str) -> mmap.mmap | bytes:
     """Return the payloads of the chunks of one transfer, joined in a file without a name, which is mapped.
 
     Args:
-        chunks: All chunks, in order.
+        chunks: All messages with ``offset``, ``total_bytes`` and ``data``, in order.
         most: Largest size of the whole, in bytes.
         what: Name of the transfer in errors.
 

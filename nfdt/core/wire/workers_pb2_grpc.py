@@ -49,6 +49,11 @@ class WorkersStub(object):
                 request_serializer=nfdt_dot_core_dot_wire_dot_workers__pb2.NextRequest.SerializeToString,
                 response_deserializer=nfdt_dot_core_dot_wire_dot_workers__pb2.NextReply.FromString,
                 _registered_method=True)
+        self.NextLong = channel.stream_unary(
+                '/nfdt.v1.Workers/NextLong',
+                request_serializer=nfdt_dot_core_dot_wire_dot_workers__pb2.FetchChunk.SerializeToString,
+                response_deserializer=nfdt_dot_core_dot_wire_dot_workers__pb2.NextReply.FromString,
+                _registered_method=True)
         self.FetchReply = channel.unary_stream(
                 '/nfdt.v1.Workers/FetchReply',
                 request_serializer=nfdt_dot_core_dot_wire_dot_workers__pb2.FetchReplyRequest.SerializeToString,
@@ -98,6 +103,13 @@ class WorkersServicer(object):
     def Next(self, request, context):
         """The worker's heartbeat of work: report what is finished, receive what to do next. Waits on the
         server up to wait_s when there is nothing to do yet.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def NextLong(self, request_iterator, context):
+        """The same for a report that is too long for one message: the bytes of a NextRequest.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -154,6 +166,11 @@ def add_WorkersServicer_to_server(servicer, server):
             'Next': grpc.unary_unary_rpc_method_handler(
                     servicer.Next,
                     request_deserializer=nfdt_dot_core_dot_wire_dot_workers__pb2.NextRequest.FromString,
+                    response_serializer=nfdt_dot_core_dot_wire_dot_workers__pb2.NextReply.SerializeToString,
+            ),
+            'NextLong': grpc.stream_unary_rpc_method_handler(
+                    servicer.NextLong,
+                    request_deserializer=nfdt_dot_core_dot_wire_dot_workers__pb2.FetchChunk.FromString,
                     response_serializer=nfdt_dot_core_dot_wire_dot_workers__pb2.NextReply.SerializeToString,
             ),
             'FetchReply': grpc.unary_stream_rpc_method_handler(
@@ -262,6 +279,33 @@ class Workers(object):
             target,
             '/nfdt.v1.Workers/Next',
             nfdt_dot_core_dot_wire_dot_workers__pb2.NextRequest.SerializeToString,
+            nfdt_dot_core_dot_wire_dot_workers__pb2.NextReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def NextLong(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/nfdt.v1.Workers/NextLong',
+            nfdt_dot_core_dot_wire_dot_workers__pb2.FetchChunk.SerializeToString,
             nfdt_dot_core_dot_wire_dot_workers__pb2.NextReply.FromString,
             options,
             channel_credentials,

@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 from nfdt.core.errors import JobCancelled, ServerUnreachable
 from nfdt.core.host.machine import boot_id, versions
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.wire.channel import MESSAGE_BYTES
+from nfdt.core.wire.chunks import split
 from nfdt.core.wire.status import translated
 from nfdt.core.work.patience import Patience
 from nfdt.core.work.resend_queue import ResendQueue
@@ -31,7 +33,7 @@ PATIENCE_S = 90.0
 GRACE_S = 30.0  # from the request to end a process until it ends in any case
 REGISTERED = "is registered at"  # in the log of a slot, from which its launcher learns it too
 NEXT_TIMEOUT_S = 60.0
-SLOWEST_BYTES_PER_S = 2**20  # of a link that a long answer comes over
+SLOWEST_BYTES_PER_S = 2**20  # of a link that carries a long report or answer
 LEAST_S = 15.0  # shortest timeout of one call: a healthy server may take ten seconds to answer
 
 
@@ -252,8 +254,17 @@ def call_next(
     """
     request.job_id, request.job_token = job
     with translated(address):
-        reply = stub.Next(request, timeout=timeout_s)
+        if (size := request.ByteSize()) <= MESSAGE_BYTES:
+            reply = stub.Next(request, timeout=timeout_s)
+        else:
+            pieces, limit_s = _pieces(request.SerializeToString()), timeout_s + size / SLOWEST_BYTES_PER_S
+            reply = stub.NextLong(pieces, timeout=limit_s)
         return _fetch_long(stub, job, request.worker, reply.long_reply) if reply.HasField("long_reply") else reply
+
+
+def _pieces(data: bytes) -> Iterator[pb.FetchChunk]:
+    for piece in split(len(data)):
+        yield pb.FetchChunk(offset=piece.start, total_bytes=len(data), data=data[piece])
 
 
 def _fetch_long(stub: Any, job: tuple[str, str], worker: str, announced: pb.LongReply) -> pb.NextReply:

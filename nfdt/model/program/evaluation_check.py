@@ -17,7 +17,7 @@ import numpy as np
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import CaptureError
 from nfdt.model.backends.contract import StepName, as_tensors, current
-from nfdt.model.backends.variables import assign_values, preserved, values_of
+from nfdt.model.backends.variables import Values, assign_values, preserved, values_of
 from nfdt.model.program.compiling import leaf_metrics, merges_itself, overrides
 from nfdt.model.program.dry_run import without_effects
 from nfdt.model.program.untrained import SEED_STATE, untrained_variables
@@ -80,12 +80,12 @@ def _without_changes(model: Any, step: StepName, batch: Any) -> Any:
         NotRepeatable: it changes one, as layers do that carry state from batch to batch.
     """
     watched = [v for v in (*model.trainable_variables, *untrained_variables(model)) if v.name != SEED_STATE]
-    before = values_of(watched)
+    known = Values(watched)
     with preserved(list(model.metrics_variables)), without_effects(model):
         result = current().run_step(model, step, as_tensors(batch))
-        after = values_of(watched)
-    for variable, old, new in zip(watched, before, after, strict=True):
-        if not np.array_equal(old, new, equal_nan=old.dtype.kind == "f"):
+        changed = known.changed()
+    for variable, differs in zip(watched, changed, strict=True):
+        if differs:
             raise NotRepeatable(f"a batch changes the variable {variable.path!r}")
     return result
 
