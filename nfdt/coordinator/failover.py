@@ -61,9 +61,15 @@ class Stalled:
 
 @dataclass(frozen=True)
 class Fail:
-    """Fail the job for this reason."""
+    """Fail the job for this reason.
+
+    Attributes:
+        reason: The reason.
+        memory: Whether parts were killed again and again, as where memory is short: another run would end likewise.
+    """
 
     reason: str
+    memory: bool = False
 
 
 class FailoverMachine:
@@ -98,8 +104,8 @@ class FailoverMachine:
         """End the failover: the job ends, or goes on without."""
         self.stage = "closed"
 
-    def lost(self, part: str, how: str) -> Seek | Fail | None:
-        """Record that a part has lost its process, for the reason ``how``."""
+    def lost(self, part: str, how: str, *, killed: bool = False) -> Seek | Fail | None:
+        """Record that a part has lost its process, for the reason ``how``; ``killed``: the process was killed."""
         begins = self.stage == "serving"
         if begins:
             self._lost_at = self._clock.now()

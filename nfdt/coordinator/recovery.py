@@ -17,6 +17,8 @@ from nfdt.schedulers.leases import LeaseBook
 COST_SHARE = 0.02  # largest part of the time that snapshots may take
 QUIET_S = 60.0  # limit of the wait for the end of a round
 RESTORE_S = 180.0  # limit for slots of lost shards, and for the start of all shards
+MOST_KILLS = 2  # consecutive kills without a finished sample in between, after which a job ends
+MOST_KILLS_UNSTORED = 5  # consecutive kills without a new snapshot in between, after which a job ends
 
 
 class Recovery(FailoverMachine):
@@ -49,6 +51,9 @@ class Recovery(FailoverMachine):
         self.taking = self._failed = False
         self.possible = True
         self.due_at = clock.now() + self._interval_s
+        self._killed_of = -1  # attempt of the last kill
+        self._kills = self._kills_unstored = 0
+        self._finished_before = self._finished
 
     # ---- snapshots
 
@@ -90,7 +95,7 @@ class Recovery(FailoverMachine):
         """
         if not self.taking or not self.serves(self._of):
             return False
-        self.possible = True
+        self.possible, self._kills_unstored = True, 0
         if self._book is not None:
             self._book.settle(None if exact else contained)
         return True
@@ -124,8 +129,16 @@ class Recovery(FailoverMachine):
 
     # ---- losses
 
-    def lost(self, part: str, how: str) -> Seek | Fail | None:
-        """Record the loss of a shard: workers wait, and no phase begins until the shards are restored."""
+    def lost(self, part: str, how: str, *, killed: bool = False) -> Seek | Fail | None:
+        """Record the loss of a shard: workers wait, and no phase begins until the shards are restored.
+
+        The job ends where shards are killed without progress in between: they need more memory than there is.
+        """
+        if killed and self.stage != "closed" and self._is_in_vain():
+            self.close()
+            since = "a new snapshot" if self._kills < MOST_KILLS else "progress"
+            times = self._kills_unstored if self._kills < MOST_KILLS else self._kills
+            return Fail(f"Shards were killed {times} times without {since} in between, last {part} ({how}).", memory=True)
         if not self.possible and self.stage != "closed":
             self.close()
             return Fail(f"{part} is lost ({how}), and the newest state of the shards could not be stored.")
@@ -148,9 +161,24 @@ class Recovery(FailoverMachine):
         now, self._epochs.suspended = self._clock.now(), False
         self._members.interrupted(now)
         redone = self._epochs.run.rewind() if self._epochs.run is not None else 0
+        self._finished_before = self._finished
         self._effects.progressed(now, self._epochs.epoch, None)
         self._epochs.advance()
         return Resume(found.seconds, redone)
+
+    def _is_in_vain(self) -> bool:
+        """Count a kill, of several shards at a time as one; return whether there were too many."""
+        if self._killed_of == self.attempt:
+            return False
+        self._killed_of = self.attempt
+        self._kills = 1 if self._finished != self._finished_before else self._kills + 1
+        self._kills_unstored += 1
+        return self._kills >= MOST_KILLS or self._kills_unstored >= MOST_KILLS_UNSTORED
+
+    @property
+    def _finished(self) -> tuple[int, int]:
+        """Numbers of epochs that have ended, and of samples of the current one that are finished."""
+        return self._epochs.epochs_ended, 0 if self._book is None else self._book.samples_finished
 
     @property
     def _book(self) -> LeaseBook | None:

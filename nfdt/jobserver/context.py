@@ -1,4 +1,4 @@
-"""Parts and settings of a server that all of its jobs share, and whether they suffice for a job."""
+"""Parts and settings of a server that all of its jobs share."""
 
 from __future__ import annotations
 
@@ -7,100 +7,21 @@ import signal
 import socket
 from dataclasses import dataclass, field
 
-from nfdt.coordinator.topology_view import TopologyView
 from nfdt.core.clock import Clock, SystemClock
-from nfdt.core.errors import UsageError
 from nfdt.core.host.machine import boot_id, memory
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.store import JobStore
-from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.channel import is_loopback
+from nfdt.jobserver.capacity import Capacity
 from nfdt.jobserver.pool_slot import PoolSlot
 from nfdt.jobserver.slot_pool import SlotPool
 from nfdt.launch.horovod import RingLauncher
 from nfdt.launch.processes import LocalLauncher
+from nfdt.launch.slot_process import SlotEnd
 from nfdt.launch.world_store import WorldStores
 
-LEAST_SHARDS = 8
-SHARDS_PER_CORE = 2
-WORKER_COPIES = 3  # weights, gradient, and the reply of the shards
-SERVER_COPIES = 2  # the state as read from the shards, and as written to disk
-GIGABYTE = 2**30
 REAP_S = 2.0  # limit from the end of a slot's stream to that of its process
-
-
-@dataclass(frozen=True)
-class Capacity:
-    """Resources of a server.
-
-    Attributes:
-        cores: Number of cores of its machine.
-        memory_bytes: Memory of its machine.
-        workers: Maximum number of worker slots; None: any number, because they are external or started on demand.
-        local: Whether workers run on this machine.
-        offered_shards: Number of shard slots on other machines.
-        launches_ranks: Whether this machine starts the ranks of the job, beside its slots.
-    """
-
-    cores: int
-    memory_bytes: int
-    workers: int | None
-    local: bool
-    offered_shards: int = 0
-    launches_ranks: bool = True
-
-
-def check_capacity(spec: JobSpec, view: TopologyView, *, weights_bytes: int, state_bytes: int, here: Capacity) -> None:
-    """Refuse a job that could never get its slots, or whose model does not fit.
-
-    Args:
-        spec: The job.
-        view: Pure properties of its topology.
-        weights_bytes: Size of all trainable variables as float32.
-        state_bytes: Size of weights, optimizer variables and untrained variables.
-        here: Resources of the server.
-
-    Raises:
-        UsageError: The job requests more than is possible; the text names the available amount and the remedy.
-    """
-    launched = view.launched and here.launches_ranks
-    if not launched:
-        _check_workers(spec.cluster.workers, here)
-    if view.pushes:
-        _check_shards(spec.cluster.shards, here)
-    workers = spec.cluster.workers if here.local or launched else 0
-    shards = spec.cluster.shards
-    shards_here = max(0, shards - here.offered_shards) / shards if view.pushes else 1.0
-    needed = state_bytes * (shards_here + SERVER_COPIES) + workers * WORKER_COPIES * weights_bytes
-    if not view.pushes:  # every rank has the optimizer
-        needed += workers * (state_bytes - weights_bytes)
-    if needed > here.memory_bytes:
-        raise UsageError(
-            f"The job takes at least {needed / GIGABYTE:.1f} GB of memory on the server's machine: a state of "
-            f"{state_bytes / GIGABYTE:.1f} GB, of which {weights_bytes / GIGABYTE:.1f} GB are weights, for its shards, "
-            f"and {workers} workers there. Expected: at most {here.memory_bytes / GIGABYTE:.1f} GB, which the machine "
-            "has. Ask for fewer workers, let workers on other machines attend with `nfdt worker`, or use a larger one."
-        )
-
-
-def _check_workers(wanted: int, here: Capacity) -> None:
-    if here.workers is not None and wanted > here.workers:
-        raise UsageError(
-            f"workers={wanted}: expected at most {here.workers}, which is how many worker slots this server starts or "
-            f"has. Ask for fewer, or add some with `nfdt worker --server HOST:PORT --slots {wanted - here.workers}` "
-            "and submit the job again."
-        )
-
-
-def _check_shards(wanted: int, here: Capacity) -> None:
-    own = max(LEAST_SHARDS, SHARDS_PER_CORE * here.cores)
-    if wanted > own + here.offered_shards:
-        raise UsageError(
-            f"shards={wanted}: expected at most {own + here.offered_shards}: {own} on this server's machine, which has "
-            f"{here.cores} cores, and {here.offered_shards} on others. Ask for fewer, or add some with "
-            f"`nfdt worker --server HOST:PORT --shards {wanted - own - here.offered_shards}` on another machine."
-        )
 
 
 @dataclass(frozen=True)
@@ -156,7 +77,15 @@ class ServerContext:
         if self.launches_workers and self.most_workers is not None:
             workers = max(self.most_workers, self.pool.slot_counts().attending)
         offered, _ = self.pool.attending("shard", lambda slot: self.offers_shard(slot.hello))
-        return Capacity(self.cores, self.memory_bytes, workers, local=self.launches_workers, offered_shards=offered)
+        return Capacity(
+            self.cores,
+            self.memory_bytes,
+            workers,
+            local=self.launches_workers,
+            offered_shards=offered,
+            client=is_loopback(self.shard_host),
+            disk_bytes=self.artifacts.room(),
+        )
 
     def accepts_shard(self, hello: pb.SlotHello) -> bool:
         """Whether workers reach a shard in this slot, over TLS unless plain text is allowed."""
@@ -183,5 +112,12 @@ class ServerContext:
 
     def end_of(self, hello: pb.SlotHello) -> str:
         """Return how the process of a slot ended, after waiting shortly for its exit code if this server started it."""
-        end = self.launcher.end_of(hello.name, REAP_S) if self.launcher is not None else None
-        return str(end or f"its process ended ({hello.pid} on {hello.host}, slot {hello.name})")
+        return str(self._end_of(hello) or f"its process ended ({hello.pid} on {hello.host}, slot {hello.name})")
+
+    def was_killed(self, hello: pb.SlotHello) -> bool:
+        """Whether the process of a slot was killed, as where memory is short; False if this server did not start it."""
+        end = self._end_of(hello)
+        return end is not None and end.killed
+
+    def _end_of(self, hello: pb.SlotHello) -> SlotEnd | None:
+        return self.launcher.end_of(hello.name, REAP_S) if self.launcher is not None else None

@@ -18,7 +18,8 @@ from nfdt.core.sharding import count_shards
 from nfdt.core.specs.job import EpochProgress, JobSpec, check_groups, parse_job
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire.parsing import Seldom
-from nfdt.jobserver.context import ServerContext, check_capacity
+from nfdt.jobserver.capacity import check_capacity, model_bytes
+from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job import Job
 from nfdt.jobserver.job_core import ClientControl
 from nfdt.jobserver.outcome import outcome_of
@@ -102,19 +103,12 @@ class Scheduler:
     def admit(self, spec: JobSpec, manifest: Manifest) -> None:
         """Refuse a program that cannot be divided into its shards, and a job that this server can never run."""
         try:
-            layout = manifest.layout
             topology = topology_class(spec)
             topology.admit(self._server, spec)
             _count_shards(topology, spec, manifest)
             check_groups(spec.algorithm, spec.cluster)
-            state_bytes = self._server.artifacts.path(manifest.state).stat().st_size
-            check_capacity(
-                spec,
-                topology.view,
-                weights_bytes=4 * layout.size,
-                state_bytes=state_bytes,
-                here=replace(self._server.capacity(), launches_ranks=not takes_slots(self._server, spec)),
-            )
+            here = replace(self._server.capacity(), launches_ranks=not takes_slots(self._server, spec))
+            check_capacity(spec, topology.view, model_bytes(manifest, self._server.artifacts), here)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, NfdtError):
                 raise

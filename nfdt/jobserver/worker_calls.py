@@ -15,6 +15,7 @@ from nfdt.core.wire.channel import MESSAGE_BYTES
 from nfdt.core.wire.job_token import task_ticket, worker_of
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.messages import read_move, to_reply, to_report
+from nfdt.jobserver.capacity import describe_need, model_bytes
 from nfdt.jobserver.job_core import JobCore
 from nfdt.jobserver.job_slot import JobSlot
 from nfdt.jobserver.job_slots import QUICK_DEATHS, QUICK_S
@@ -213,14 +214,15 @@ class SlotEvents:
             self._mailbox.handle(lambda: self._record(slot, message))
 
     def _lose(self, slot: PoolSlot) -> None:
-        how = self._core.server.end_of(slot.hello)
+        server = self._core.server
+        how, killed = server.end_of(slot.hello), server.was_killed(slot.hello)
 
         def lose() -> None:
-            job_slot = self._member(slot)
-            if job_slot is None or (self._core.training is not None and self._core.topology.lost(job_slot, how)):
+            job_slot, topology = self._member(slot), self._core.topology
+            if job_slot is None or (self._core.training is not None and topology.lost(job_slot, how, killed=killed)):
                 return
             if job_slot in self._slots.shards:
-                self._fail_without(job_slot, how)
+                self._fail_without(job_slot, how, killed=killed)
             else:
                 self._worker_gone(job_slot, how)
 
@@ -271,10 +273,13 @@ class SlotEvents:
         else:
             self._worker_gone(job_slot, how)
 
-    def _fail_without(self, shard: JobSlot, what: str) -> None:
+    def _fail_without(self, shard: JobSlot, what: str, *, killed: bool = False) -> None:
         """End the run, because a shard is gone that is not restored."""
-        shard.gone, hello = True, shard.slot.hello
+        shard.gone, hello, core = True, shard.slot.hello, self._core
         text = f"{shard.name} is gone ({what}: process {hello.pid} on {hello.host}), with a part of the weights."
+        if killed:
+            model = model_bytes(core.manifest, core.server.artifacts)
+            text += f" {describe_need(core.spec, model, core.server.capacity())}"
         self._mailbox.end(PartLost(text) if self._core.topology.view.pushes else JobFailed(text))
 
     def _worker_gone(self, job_slot: JobSlot, how: str) -> None:

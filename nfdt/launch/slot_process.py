@@ -122,6 +122,11 @@ class SlotEnd:
         reason = _LOG_PREFIX.sub("", lines[-1])[:REASON_LENGTH] if lines and returncode > 0 else ""
         return cls(returncode, log, reason, REGISTERED in text)
 
+    @property
+    def killed(self) -> bool:
+        """Whether it was killed by SIGKILL, as by the kernel where memory is short."""
+        return self.returncode == -signal.SIGKILL
+
     def __str__(self) -> str:
         reason = f": {self.reason.rstrip('.')}" if self.reason else ""
         return f"its process {self._what()}{reason}; log: {self.log}"

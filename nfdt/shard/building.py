@@ -20,6 +20,7 @@ from nfdt.core.arrays.table_rows import TableLayout
 from nfdt.core.sharding import GLOBAL, ShardPlan, make_plan, sparse_tables
 from nfdt.core.sharding.records import part_of_records, to_tree
 from nfdt.core.specs.algorithm import AlgorithmSpec
+from nfdt.core.specs.presets import FEW_WORKERS
 from nfdt.core.work.spans import SpanRing
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.state import State
@@ -37,10 +38,6 @@ from nfdt.update_rules.ddc_sgd import DelayedSGD
 Store = ShardStore | SparseStore
 
 OTHER = "other"
-
-FEW_WORKERS = 4
-"""Up to this number of workers exact backups cost no more: two anchors are alive as a rule, and one more for workers
-that are much slower."""
 
 _NOTHING = ParameterLayout.of({"nothing": (1,)})
 

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nfdt.core.specs.job import resolve_algorithm
-from nfdt.core.specs.presets import AXES
+from nfdt.core.specs.presets import AXES, RULE_FACTS
 from nfdt.update_rules import RULES, OptimizerTraits, make_rule
+from nfdt.update_rules.blocks import KernelBlocks
 from tests.support.reference_optimizers import SGD, Adam, RMSprop
 from tests.support.simulated_shard import SimulatedShard
 
@@ -67,6 +68,20 @@ def test_a_rule_declares_whether_it_reads_the_backup(rule, optimizer):
         shard.push(0, gradient_of(2), 0.1)
     differs = not np.array_equal(shards[0].weights, shards[1].weights)
     assert differs == shards[0].rule.uses_backup
+
+
+@pytest.mark.parametrize(("rule", "optimizer"), CASES)
+def test_a_rule_keeps_as_many_vectors_as_estimates_of_memory_count(rule, optimizer):
+    facts, weights = RULE_FACTS[rule], np.zeros(1600, np.float32)
+    made = make_rule(
+        resolve_algorithm("asgd", update_rule=rule), OPTIMIZERS[optimizer][0], KernelBlocks([(1600,)], [False])
+    )
+    state, of_worker = made.init_shard(np, weights), made.init_worker(np, weights)
+    owned = sum(np.size(state.pop(name, ())) for name in ("reserve", "second_moment"))
+    assert bool(owned) == (facts.reserve and optimizer != "rmsprop")
+    assert sum(map(np.size, state.values())) <= facts.state * weights.size + 10  # and a few numbers
+    assert sum(map(np.size, of_worker.values())) == facts.worker_state * weights.size
+    assert made.uses_backup == facts.backups
 
 
 @pytest.mark.parametrize(("rule", "optimizer"), CASES)

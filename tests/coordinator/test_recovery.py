@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nfdt.coordinator.failover import Fail, Reach, Resume, Seek, Start
-from nfdt.coordinator.recovery import COST_SHARE, QUIET_S, RESTORE_S, Recovery
+from nfdt.coordinator.recovery import COST_SHARE, MOST_KILLS_UNSTORED, QUIET_S, RESTORE_S, Recovery
 from nfdt.core.work.instructions import Work
 from tests.support.restorable_cluster import RestorableCluster
 from tests.support.simulated_cluster import job
@@ -138,6 +138,81 @@ def test_no_snapshot_begins_while_shards_are_lost_or_after_the_end():
     recovery.end_snapshot(recorded=True)
     recovery.close()
     assert not recovery.begin_snapshot()
+
+
+# ---- shards that are killed again and again
+
+
+def kill(recovery: Recovery, shard: int = 0) -> Seek | Fail | None:
+    return recovery.lost(f"shard-{shard}", "it was ended by SIGKILL", killed=True)
+
+
+def train(cluster: RestorableCluster, recovery: Recovery) -> None:
+    """Finish some samples of the epoch."""
+    cluster.incarnation, before = recovery.attempt, recovery._finished
+    while recovery._finished == before:
+        for name in cluster.workers:
+            cluster.turn(name)
+
+
+def store(recovery: Recovery) -> None:
+    assert recovery.begin_snapshot()
+    assert recovery.adopt([set(), set()], exact=False)
+    recovery.end_snapshot(recorded=True)
+
+
+def test_shards_killed_twice_without_progress_end_the_job_with_how_they_ended():
+    _, recovery = begun()
+    assert kill(recovery) == Seek()
+    restore(recovery)
+    failed = kill(recovery, 1)
+    text = "Shards were killed 2 times without progress in between, last shard-1 (it was ended by SIGKILL)."
+    assert failed == Fail(text, memory=True)
+    assert recovery.stage == "closed"
+    assert kill(recovery) is None
+
+
+def test_a_second_kill_while_the_successors_start_counts_too():
+    _, recovery = begun()
+    kill(recovery)
+    assert recovery.checked([]) == Start(1)
+    assert isinstance(kill(recovery), Fail)
+
+
+def test_shards_that_are_killed_together_count_once():
+    _, recovery = begun()
+    assert kill(recovery, 0) == Seek()
+    assert kill(recovery, 1) is None
+    assert restore(recovery) is not None
+
+
+def test_shards_that_make_progress_or_end_otherwise_are_restored_again_and_again():
+    cluster, recovery = begun()
+    for _ in range(MOST_KILLS_UNSTORED - 1):
+        train(cluster, recovery)
+        assert kill(recovery) == Seek()
+        restore(recovery)
+    for _ in range(5):
+        assert lose(recovery) == Seek()
+        restore(recovery)
+
+
+def test_shards_that_are_killed_at_every_snapshot_end_the_job():
+    cluster, recovery = begun()
+    for _ in range(MOST_KILLS_UNSTORED - 1):
+        train(cluster, recovery)
+        kill(recovery)
+        restore(recovery)
+    store(recovery)
+    for _ in range(MOST_KILLS_UNSTORED - 1):
+        train(cluster, recovery)
+        assert kill(recovery) == Seek()
+        restore(recovery)
+    train(cluster, recovery)
+    failed = kill(recovery)
+    assert isinstance(failed, Fail)
+    assert failed.memory
+    assert failed.reason.startswith("Shards were killed 5 times without a new snapshot in between, last shard-0")
 
 
 # ---- a state that could not be stored

@@ -106,6 +106,20 @@ def test_a_killed_shard_process_is_named_and_replaced(server, client):
     assert client.finish(job)[-1][1]["state"] == "cancelled"
 
 
+def test_a_shard_killed_twice_without_progress_ends_the_job_with_its_memory_and_the_remedy(server, client):
+    job = client.submit(client.spec(workers=1, attended=True))  # it waits for its client, so that no sample is trained
+    for kills in range(2):
+        found = client.watch(job)
+        for _ in range(kills + 1):  # it serves: first when its worker has joined, then when it is restored
+            next(data for kind, data in found if kind in ("worker_joined", "shards_restored"))
+        next(p for p in children() if "shard" in p.cmdline()).kill()
+    reason = client.finish(job)[-1][1]["reason"]
+    assert re.match(r"Shards were killed 2 times without progress .*, last shard-0 \(its .* by SIGKILL", reason)
+    assert re.search(r"a shard takes up to [\d.]+ GB of memory, .* machine, which has [\d.]+ GB", reason)
+    assert "fewer shards or workers on this machine" in reason
+    assert client.show(job).state == "failed"
+
+
 def test_more_slots_are_started_when_a_job_wants_them(server, client):
     spec = client.spec(epochs=1, cluster={"workers": 3, "shards": 2})
     events = client.finish(client.submit(spec))

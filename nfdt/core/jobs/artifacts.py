@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import secrets
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -85,6 +86,15 @@ class ArtifactStore:
         self._writing: set[str] = set()
         self._idle = threading.Condition()
         self._used = sum(f.stat().st_size for f in root.iterdir())
+
+    def room(self) -> int:
+        """Return the bytes that may still be stored: the room on the disk, or less by the quota.
+
+        Files that no job needs do not count towards the quota, as they make room.
+        """
+        kept = [self.root / name for name in self._in_use()]
+        used = sum(file.stat().st_size for file in kept if file.is_file())
+        return max(0, min(shutil.disk_usage(self.root).free, self._quota - used))
 
     def path(self, sha256: str) -> Path:
         """Return the file of a complete artifact.

@@ -88,9 +88,17 @@ class RuleFacts:
 
     Attributes:
         modelled: Whether the planner's cost model describes how many more samples the rule needs under a delay.
+        backups: Whether a shard keeps the weights on which each worker computes.
+        state: Vectors of the model that the rule keeps on a shard, besides the optimizer's variables.
+        worker_state: Vectors of the model that it keeps there for each worker, besides its backup.
+        reserve: Whether it holds the momentum of the optimizer itself, also of an optimizer without momentum.
     """
 
     modelled: bool = False
+    backups: bool = False
+    state: float = 0.0
+    worker_state: float = 0.0
+    reserve: bool = False
 
 
 CONSISTENCY_FACTS: dict[str, ConsistencyFacts] = {
@@ -121,10 +129,10 @@ CODEC_FACTS: dict[str, CodecFacts] = {
 RULE_FACTS: dict[str, RuleFacts] = {
     "plain": RuleFacts(),
     "staleness-scaled": RuleFacts(),
-    "dc": RuleFacts(),
-    "dc-a": RuleFacts(),
-    "dc-k": RuleFacts(),
-    "ddc": RuleFacts(modelled=True),
+    "dc": RuleFacts(backups=True),
+    "dc-a": RuleFacts(backups=True, worker_state=1.0),
+    "dc-k": RuleFacts(backups=True, state=1.0),
+    "ddc": RuleFacts(modelled=True, backups=True, state=3 / 16, reserve=True),  # of each block of 16: three numbers
 }
 
 
@@ -173,3 +181,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 DEFAULT_PRESET = "ddc-asgd"
+
+FEW_WORKERS = 4
+"""Up to this number of workers a shard keeps exact backups, which cost no more: two anchors are alive as a rule, and
+one more for workers that are much slower."""

@@ -93,7 +93,7 @@ class AllreduceTopology(Topology):
         """Fail the job if the ring's leader is permanently lost."""
         self._replacement.replace_lost(coordinator, now)
 
-    def lost(self, job_slot: JobSlot, how: str) -> bool:
+    def lost(self, job_slot: JobSlot, how: str, *, killed: bool = False) -> bool:
         """Let another rank of an elastic ring take over."""
         if self._failover is None:
             return False

@@ -109,8 +109,8 @@ class Topology(ABC):
     def replace_lost(self, coordinator: Coordinator, now: float) -> None:
         """Replace lost workers, or fail the job when none is left; called once a second."""
 
-    def lost(self, job_slot: JobSlot, how: str) -> bool:
-        """Handle the end of a slot's process, with its reason.
+    def lost(self, job_slot: JobSlot, how: str, *, killed: bool = False) -> bool:
+        """Handle the end of a slot's process, with its reason; ``killed``: by a signal that no process survives.
 
         Returns:
             Whether another process takes over, so that the slot's position in the job remains.

@@ -156,14 +156,18 @@ class Failover(ABC):
         """Whether parts are lost and not restored yet."""
         return self._machine.restoring
 
-    def lose(self, lost: JobSlot, how: str) -> None:
-        """Replace the process of a position."""
+    def lose(self, lost: JobSlot, how: str, *, killed: bool = False) -> None:
+        """Replace the process of a position; ``killed``: it was killed."""
         lost.failing_over, lost.address = True, ""
-        match self._machine.lost(lost.name, how):
+        match self._machine.lost(lost.name, how, killed=killed):
             case Seek():
                 self._mailbox.add_timer(self._look)
-            case Fail(reason):
-                self._mailbox.end(PartLost(reason))
+            case Fail(reason, memory):
+                self._mailbox.end(self._out_of_memory(reason) if memory else PartLost(reason))
+
+    def _out_of_memory(self, reason: str) -> JobFailed:
+        """Return the end of a job whose parts do not fit into memory."""
+        return JobFailed(reason)
 
     def close(self) -> None:
         """End the failover of the job."""

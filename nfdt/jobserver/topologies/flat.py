@@ -50,11 +50,11 @@ class FlatTopology(Topology):
         if self.recovery is None or not self.recovery.running:
             self._replacement.replace_lost(coordinator, now)
 
-    def lost(self, job_slot: JobSlot, how: str) -> bool:
+    def lost(self, job_slot: JobSlot, how: str, *, killed: bool = False) -> bool:
         """Restore a lost shard."""
         if self.recovery is None or job_slot not in self.parts.slots.shards:
             return False
-        self.recovery.lose(job_slot, how)
+        self.recovery.lose(job_slot, how, killed=killed)
         return True
 
     def review(self, coordinator: Coordinator, shards: ShardClients, remaining_s: float) -> Topology:

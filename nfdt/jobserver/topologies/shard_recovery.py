@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.failover import Resume
 from nfdt.coordinator.recovery import QUIET_S
-from nfdt.core.errors import NfdtError, NotStored, ServerUnreachable
+from nfdt.core.errors import JobFailed, NfdtError, NotStored, ServerUnreachable
 from nfdt.core.specs.job import EpochProgress
+from nfdt.jobserver.capacity import describe_need, model_bytes
 from nfdt.jobserver.incoming_state import Rest
 from nfdt.jobserver.job_parts import JobParts
 from nfdt.jobserver.job_slot import JobSlot, ShardState
@@ -55,10 +56,15 @@ class ShardRecovery(Failover):
 
     # ---- losses
 
-    def lose(self, lost: JobSlot, how: str) -> None:
-        """Restore the shards."""
+    def lose(self, lost: JobSlot, how: str, *, killed: bool = False) -> None:
+        """Restore the shards, unless they are killed again and again."""
         self._parts.job_log.record("shard_lost", {"shard": lost.name, "reason": how})
-        super().lose(lost, how)
+        super().lose(lost, how, killed=killed)
+
+    def _out_of_memory(self, reason: str) -> JobFailed:
+        parts, server = self._parts, self._parts.server
+        model = model_bytes(parts.manifest, server.artifacts)
+        return JobFailed(f"{reason} {describe_need(self._slots.spec, model, server.capacity())}")
 
     def _missing(self) -> Sequence[str]:
         shards = self._slots.shards

@@ -1,0 +1,160 @@
+"""Memory of the processes of a job, from the size of its model; the formula of docs/memory.md.
+
+All that grows with the model is a multiple of its weights or of its state. ``scripts/bench memory`` measures the
+multiples, which are in one table, :data:`COSTS`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nfdt.core.specs.algorithm import AlgorithmSpec
+from nfdt.core.specs.presets import FEW_WORKERS, RULE_FACTS
+
+MB = 10**6
+ANCHORS = 3
+"""Vectors of the weights to which the backups of more than :data:`FEW_WORKERS` workers are differences."""
+AT_A_TIME = 4
+"""Pushes that a shard receives and answers at a time, as a rule."""
+CODEC_VECTORS = 3.0
+"""Vectors of a worker that encodes its gradients: what was not sent yet, and the weights before and after a delta."""
+
+
+@dataclass(frozen=True)
+class ModelBytes:
+    """Size of a model.
+
+    Attributes:
+        weights: Bytes of its trainable weights as float32: one *vector*.
+        state: Bytes of its weights, its optimizer's variables and its untrained variables.
+    """
+
+    weights: int
+    state: int
+
+
+@dataclass(frozen=True)
+class ProcessCost:
+    """Memory of a process, besides what :func:`estimate` derives from the algorithm.
+
+    Attributes:
+        base: Bytes that it takes with a tiny model: the interpreter, libraries and compiled code.
+        weights: Vectors while it trains.
+        states: Copies of the state while it trains.
+        peak_weights: Vectors in addition, for a short time.
+        peak_states: Copies of the state in addition, for a short time.
+    """
+
+    base: int
+    weights: float = 0.0
+    states: float = 0.0
+    peak_weights: float = 0.0
+    peak_states: float = 0.0
+
+    def of(self, model: ModelBytes, more: float = 0.0) -> ProcessBytes:
+        """Return the memory for a model, or the process's part of one; ``more``: further bytes while it trains."""
+        steady = self.base + self.weights * model.weights + self.states * model.state + more
+        peak = steady + self.peak_weights * model.weights + self.peak_states * model.state
+        return ProcessBytes(round(steady), round(peak))
+
+
+COSTS = {
+    "client": ProcessCost(300 * MB, weights=2.8, states=3.2, peak_weights=2.1, peak_states=1.0),
+    "server": ProcessCost(160 * MB, states=1.0, peak_weights=2.8, peak_states=0.8),
+    "shard": ProcessCost(200 * MB, weights=0.5, states=1.0, peak_states=1.0),
+    "worker": ProcessCost(170 * MB, weights=3.3, peak_weights=2.1),
+    "rank": ProcessCost(300 * MB, weights=3.3, states=1.0, peak_weights=2.1),
+}
+"""Measured by ``scripts/bench memory``. The server's base includes its fork server. A rank is a worker of an allreduce,
+which has the optimizer; it is estimated. The states of a shard's peak are snapshots, see :func:`snapshot_bytes`."""
+
+
+@dataclass(frozen=True)
+class ProcessBytes:
+    """Memory of one process in bytes.
+
+    Attributes:
+        steady: While it trains.
+        peak: The most that it takes: when the model is sent at first, when the state is copied, or at the end.
+    """
+
+    steady: int
+    peak: int
+
+
+@dataclass(frozen=True)
+class JobMemory:
+    """Memory of each process of a job."""
+
+    client: ProcessBytes
+    server: ProcessBytes
+    shard: ProcessBytes
+    worker: ProcessBytes
+
+    def on_machine(self, *, client: bool, server: bool, shards: float, workers: int) -> int:
+        """Return the most memory that those processes of the job take together which run on one machine, in bytes.
+
+        Shards and the server have their peak at the same time, a snapshot; the client has its own before and after.
+        """
+        at_client, at_server = self.client if client else _NOTHING, self.server if server else _NOTHING
+        in_snapshot = shards * self.shard.peak + at_server.peak + at_client.steady
+        at_end = shards * self.shard.steady + at_server.steady + at_client.peak
+        return round(max(in_snapshot, at_end) + workers * self.worker.peak)
+
+
+_NOTHING = ProcessBytes(0, 0)
+
+
+def estimate(model: ModelBytes, algorithm: AlgorithmSpec, *, workers: int, shards: int, shared: bool) -> JobMemory:
+    """Estimate the memory of the processes of a job. Activations of workers, and data, are not counted.
+
+    Args:
+        model: Size of the whole model.
+        algorithm: Algorithm of the job.
+        workers: Number of workers.
+        shards: Number of shards.
+        shared: Whether workers and shards exchange gradients and weights through memory that they share.
+    """
+    part, vector = ModelBytes(model.weights // shards, model.state // shards), model.weights
+    pairs = algorithm.overlap + 1 if shared else 0  # of a gradient and weights; each side counts a half
+    encodes = algorithm.codec_facts.encodes
+    buffers = (1 if encodes or not shared else 0) + 1  # for a gradient, and for the reply
+    exchanged = pairs * workers + buffers * min(workers, AT_A_TIME)
+    shard, worker = COSTS["shard"], COSTS["rank" if algorithm.topology_facts.allreduce else "worker"]
+    steady = shard.of(part, _kept(part, algorithm, workers) + exchanged * part.weights).steady
+    copied = shard.peak_states * snapshot_bytes(part, algorithm, workers)
+    return JobMemory(
+        COSTS["client"].of(model),
+        COSTS["server"].of(model),
+        ProcessBytes(steady, round(steady + copied)),
+        worker.of(model, ((CODEC_VECTORS if encodes else 0.0) + pairs) * vector),
+    )
+
+
+def snapshot_bytes(model: ModelBytes, algorithm: AlgorithmSpec, workers: int) -> float:
+    """Return the size of a snapshot of the shards: the state, and the records of the update rule."""
+    facts = RULE_FACTS[algorithm.update_rule]
+    records = (facts.state + facts.worker_state * workers) * model.weights
+    if facts.reserve:
+        records += max(model.state - model.weights, model.weights)
+    return model.state + records
+
+
+def stored_bytes(model: ModelBytes, algorithm: AlgorithmSpec, workers: int) -> int:
+    """Return the most bytes that the states of a job take on the server's disk, besides the initial one.
+
+    They are two states of ends of epochs and, where workers are independent, two snapshots: the newest and the next.
+    """
+    snapshot = snapshot_bytes(model, algorithm, workers) if algorithm.topology_facts.flat else 0.0
+    return round(2 * snapshot + 2 * model.state)
+
+
+def _kept(part: ModelBytes, algorithm: AlgorithmSpec, workers: int) -> float:
+    """Return the bytes that the algorithm makes a shard keep besides its state."""
+    facts, replies = RULE_FACTS[algorithm.update_rule], workers * (algorithm.overlap + 1)
+    backups = float(replies) if facts.backups else 0.0
+    if backups and workers > FEW_WORKERS and not algorithm.encodes_replies:
+        backups = replies / 2 + ANCHORS
+    missing = max(0, 2 * part.weights - part.state) if facts.reserve else 0
+    merged = 0 if algorithm.consistency_facts.independent or algorithm.consistency_facts.bounded else 1
+    return missing + (facts.state + facts.worker_state * workers + backups + merged) * part.weights
