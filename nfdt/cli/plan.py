@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from nfdt.cli.script import Script
 from nfdt.cli.table import format_bytes, render
 from nfdt.core.errors import UsageError
 from nfdt.core.host.keras_backend import require_tensorflow
+from nfdt.core.host.machine import memory
 from nfdt.core.html_page import COLOURS, render_page, render_table
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.presets import DEFAULT_PRESET, PRESETS
@@ -40,7 +41,8 @@ from nfdt.planning.calibration import DOMINANT_SHARE, Profile, ProfiledWork, spr
 from nfdt.planning.comparison import TOO_HIGH, TOO_HIGH_TOGETHER, OneMachine, PlannedRun, compare, one_machine, suits
 from nfdt.planning.cost_model import Cluster
 from nfdt.planning.forecast import measured_cluster, recommend
-from nfdt.simulate.cluster import parse_cluster, read_cluster
+from nfdt.planning.memory import MachineMemory, ModelBytes, by_machine
+from nfdt.simulate.cluster import ClusterDescription, parse_cluster, read_cluster
 from nfdt.simulate.machines import costs_of
 
 COLUMNS = (
@@ -69,6 +71,7 @@ class PlanReport:
         alone: One machine.
         runs: Presets.
         notes: Lines about what was measured and assumed.
+        memory: Memory of the recommended preset on each machine; empty if the size of the model is unknown.
     """
 
     work: ProfiledWork
@@ -76,6 +79,14 @@ class PlanReport:
     alone: OneMachine
     runs: Sequence[PlannedRun]
     notes: Sequence[str]
+    memory: Sequence[MachineMemory] = ()
+
+    def _memory_line(self) -> list[str]:
+        """Return the memory as a line, if it is known."""
+        if not self.memory:
+            return []
+        found = [f"{one.processes}: {format_bytes(one.peak)}{' each' * (one.count > 1)}" for one in self.memory]
+        return [f"memory besides data and activations: {'; '.join(found)}. This one has {format_bytes(memory().total)}"]
 
     @property
     def title(self) -> str:
@@ -107,7 +118,8 @@ class PlanReport:
 
     def text(self) -> str:
         """Return the plan for a terminal."""
-        lines = [self.title, *self.notes, render(COLUMNS, self.rows()), CAPTION, f"take {self.recommended[1]}"]
+        notes = [*self.notes, *self._memory_line()]
+        lines = [self.title, *notes, render(COLUMNS, self.rows()), CAPTION, f"take {self.recommended[1]}"]
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
@@ -127,13 +139,16 @@ class PlanReport:
             "workers": self.workers,
             "one_machine": asdict(self.alone),
             "forecasts": forecasts,
+            "memory": [asdict(one) for one in self.memory],
             "recommended": run.forecast.algorithm if run.is_faster else self.alone.name,
             "reason": reason,
         }
 
     def to_html(self) -> str:
         """Return the plan as a page, with the speed-ups as bars."""
-        notes = "".join(f"<p>{html.escape(line)}</p>" for line in (*self.notes, *CAPTION.split("\n")))
+        notes = "".join(
+            f"<p>{html.escape(line)}</p>" for line in (*self.notes, *self._memory_line(), *CAPTION.split("\n"))
+        )
         table = render_table(COLUMNS, [*self.rows()])
         body = f"<p><b>Take {html.escape(self.recommended[1])}</b></p>{self._bars()}{table}"
         return render_page(f"Plan: {self.title}", f"{body}{notes}")
@@ -223,7 +238,8 @@ def plan(
         costs, work = _work_of_job(str(job), **server)
     else:
         count = chosen[0].cluster.workers
-        cluster = described or parse_cluster({"workers": [{"count": count, "speed": 1.0}]})
+        alike = {"workers": [{"count": count, "speed": 1.0}], "shards": {"count": chosen[0].cluster.shards}}
+        cluster = described or parse_cluster(alike)
         work = _captured_work(script, chosen[0], profiled=cluster.is_relative)
         if work.profile:
             notes += _profile_notes(work.profile, work.batch_size, None if file else count)
@@ -239,6 +255,9 @@ def plan(
     if not usable:
         raise UsageError(f"--algorithm: expected one that one worker can use, as {DEFAULT_PRESET}. Received: {idle}.")
     report = PlanReport(work, len(costs.workers), *_forecasts(work, costs, usable), notes)
+    if script is not None:
+        best = next(each for each in usable if each.name == report.recommended[0].forecast.algorithm)
+        report = replace(report, memory=_memory_of(work, best, cluster))
     if page is not None:
         write_output("--html", page, report.to_html())
     click.echo(json.dumps(report.to_json(), indent=2) if format_ == "json" else report.text())
@@ -256,6 +275,12 @@ def _forecasts(
     alone = one_machine(costs, work.samples, profile.plain.step_s, step_s)
     spread = spread_of_ratio(profile.plain, profile.worker.epochs)
     return alone, compare(algorithms, with_overhead(costs, profile.worker), work.samples, alone, spread)
+
+
+def _memory_of(work: ProfiledWork, algorithm: AlgorithmSpec, cluster: ClusterDescription) -> list[MachineMemory]:
+    """Return the memory of a job on each machine."""
+    machines = [worker.machine for worker in cluster.each()]
+    return by_machine(ModelBytes(4 * work.weights, work.state_bytes), algorithm, machines, cluster.shards.count)
 
 
 def _captured_work(script: Script, options: Options, *, profiled: bool) -> ProfiledWork:

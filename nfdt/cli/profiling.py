@@ -27,6 +27,8 @@ from nfdt.core.errors import UsageError
 from nfdt.core.specs.job import ClusterSpec, resolve_algorithm
 from nfdt.core.specs.presets import DEFAULT_PRESET
 from nfdt.model.keras_internals import data as keras_data
+from nfdt.model.program.building import build_model
+from nfdt.model.program.optimizer import state_bytes
 from nfdt.model.program.pack import PackedProgram, pack
 from nfdt.model.program.state import load_state
 from nfdt.model.program.unpack import unpack
@@ -249,13 +251,16 @@ class FitProbe(Session):
         asked = self.options.cluster
         if (cluster := cluster_for(model, self.options.algorithm, asked)).workers != asked.workers:
             raise not_alone(cluster.workers, asked.workers)
-        program = pack(model, batch)  # builds the model
+        if not model.built:
+            build_model(model, batch)
         weights = sum(int(math.prod(v.shape)) for v in model.trainable_variables)
         samples = self._samples(captured, batch)
-        measured = self._measured(model, program, batch, samples) if self._profiled else None
-        raise FitCaptured(ProfiledWork(rows_of(batch), samples, weights, measured))
+        # Without a profile nothing is copied: the model may be as large as the memory.
+        measured = self._measured(model, batch, samples) if self._profiled else None
+        raise FitCaptured(ProfiledWork(rows_of(batch), samples, weights, measured, state_bytes(model)))
 
-    def _measured(self, model: Any, program: PackedProgram, batch: Any, samples: int) -> Profile:
+    def _measured(self, model: Any, batch: Any, samples: int) -> Profile:
+        program = pack(model, batch)
         found = profile(program, batch)
         rows = rows_of(batch)
         data = RepeatedBatch.of(batch, -(-samples // rows), found.step.seconds(rows))

@@ -134,11 +134,9 @@ class Recovery(FailoverMachine):
 
         The job ends where shards are killed without progress in between: they need more memory than there is.
         """
-        if killed and self.stage != "closed" and self._is_in_vain():
+        if killed and self.stage != "closed" and (vain := self._count_kill()):
             self.close()
-            since = "a new snapshot" if self._kills < MOST_KILLS else "progress"
-            times = self._kills_unstored if self._kills < MOST_KILLS else self._kills
-            return Fail(f"Shards were killed {times} times without {since} in between, last {part} ({how}).", memory=True)
+            return Fail(f"Shards were killed {vain} in between, last {part} ({how}).", memory=True)
         if not self.possible and self.stage != "closed":
             self.close()
             return Fail(f"{part} is lost ({how}), and the newest state of the shards could not be stored.")
@@ -166,14 +164,17 @@ class Recovery(FailoverMachine):
         self._epochs.advance()
         return Resume(found.seconds, redone)
 
-    def _is_in_vain(self) -> bool:
-        """Count a kill, of several shards at a time as one; return whether there were too many."""
+    def _count_kill(self) -> str:
+        """Count a kill, of several shards at a time as one; return how many were in vain, or "" if there may be more."""
         if self._killed_of == self.attempt:
-            return False
+            return ""
         self._killed_of = self.attempt
         self._kills = 1 if self._finished != self._finished_before else self._kills + 1
         self._kills_unstored += 1
-        return self._kills >= MOST_KILLS or self._kills_unstored >= MOST_KILLS_UNSTORED
+        if self._kills >= MOST_KILLS:
+            return f"{self._kills} times without progress"
+        stored = self._kills_unstored < MOST_KILLS_UNSTORED
+        return "" if stored else f"{self._kills_unstored} times without a new snapshot"
 
     @property
     def _finished(self) -> tuple[int, int]:

@@ -106,12 +106,14 @@ class ProfiledWork:
         samples: Number of samples of an epoch.
         weights: Elements of the model; 0 if unknown.
         profile: Measured durations on this machine, or None.
+        state_bytes: Bytes of the weights, the optimizer's variables and the untrained variables; 0 if unknown.
     """
 
     batch_size: int
     samples: int
     weights: int
     profile: Profile | None = None
+    state_bytes: int = 0
 
 
 def measured_worker(epochs: MeasuredEpochs, step_s: float, exchange_s: float, compute_s: float) -> MeasuredWorker:

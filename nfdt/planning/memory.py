@@ -6,7 +6,10 @@ multiples, which are in one table, :data:`COSTS`.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.presets import FEW_WORKERS, RULE_FACTS
@@ -129,6 +132,53 @@ def estimate(model: ModelBytes, algorithm: AlgorithmSpec, *, workers: int, shard
         ProcessBytes(steady, round(steady + copied)),
         worker.of(model, ((CODEC_VECTORS if encodes else 0.0) + pairs) * vector),
     )
+
+
+@dataclass(frozen=True)
+class MachineMemory:
+    """Memory of a job on equal machines.
+
+    Attributes:
+        processes: What runs on each of them.
+        count: Number of these machines.
+        peak: Bytes that a job takes at most on each of them.
+    """
+
+    processes: str
+    count: int
+    peak: int
+
+
+def by_machine(
+    model: ModelBytes, algorithm: AlgorithmSpec, machines: Sequence[str], shards: int
+) -> list[MachineMemory]:
+    """Return the memory on every machine of a job, first on that of the script, then on a single one for all.
+
+    Args:
+        model: Size of the model.
+        algorithm: Algorithm of the job.
+        machines: Machine of each worker; empty: one of its own.
+        shards: Number of shards, which run beside the script and the server.
+    """
+    shards_here = 0 if algorithm.topology_facts.allreduce else shards
+    named, workers = Counter(filter(None, machines)), len(machines)
+    groups = Counter([*named.values(), *[1] * (workers - named.total())])
+    apart = estimate(model, algorithm, workers=workers, shards=shards, shared=False)
+    together = estimate(model, algorithm, workers=workers, shards=shards, shared=True)
+    beside = "" if not shards_here else f", {shards} shard{'s' if shards > 1 else ''}"
+    here: dict[str, Any] = {"client": True, "server": True, "shards": shards_here}
+    return [
+        MachineMemory(f"script, server{beside}", 1, apart.on_machine(**here, workers=0)),
+        *(
+            MachineMemory(
+                f"{size} worker{'s' if size > 1 else ''}",
+                count,
+                apart.on_machine(client=False, server=False, shards=0, workers=size),
+            )
+            for size, count in sorted(groups.items())
+        ),
+        MachineMemory("all on one machine", 1, together.on_machine(**here, workers=workers)),
+    ]
 
 
 def snapshot_bytes(model: ModelBytes, algorithm: AlgorithmSpec, workers: int) -> float:

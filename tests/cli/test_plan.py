@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
+import tracemalloc
 from pathlib import Path
 from statistics import median
 
@@ -11,6 +15,11 @@ import pytest
 from click.testing import CliRunner
 
 from nfdt.cli import cli
+from nfdt.cli.plan import PlanReport, _forecasts, _memory_of
+from nfdt.core.specs.job import resolve_algorithm
+from nfdt.planning.calibration import ProfiledWork
+from nfdt.simulate.cluster import parse_cluster
+from nfdt.simulate.machines import costs_of
 
 pytestmark = pytest.mark.processes
 
@@ -77,7 +86,7 @@ def test_a_described_cluster_is_planned_without_measuring():
     assert result["workers"] == 4
     alone = {"name": "the fastest worker alone", "samples_per_s": 800, "epoch_s": 0.08, "sum_of_speeds": 3200}
     assert result["one_machine"] == alone
-    assert result["work"] == {"batch_size": 8, "samples": 64, "weights": 8, "profile": None}
+    assert result["work"] == {"batch_size": 8, "samples": 64, "weights": 8, "profile": None, "state_bytes": 32}
     assert result["recommended"] in result["reason"]
     found = {each["algorithm"]: each for each in result["forecasts"]}
     assert found["asgd"]["samples_per_s"] == pytest.approx(4 * 800, rel=0.3)
@@ -87,6 +96,67 @@ def test_a_described_cluster_is_planned_without_measuring():
     assert "accuracy lost: points of test accuracy below one machine" in text
     assert "no link is described: exchanging 2 x 32 B per step is taken as free" in text
     assert "measured here" not in text
+
+
+def test_a_plan_states_the_memory_of_each_machine():
+    Path("c.toml").write_text(
+        '[[workers]]\ncount = 2\nstep_ms = 10\nmachine = "a"\n[[workers]]\ncount = 3\nstep_ms = 10\n[shards]\ncount = 2\n'
+    )
+    arguments = ("--cluster", "c.toml", "--algorithm", "ddc-asgd")
+    text = planned(*arguments, "train.py")
+    size = r"[\d.]+ [MG]B"
+    assert re.search(
+        rf"memory besides data and activations: script, server, 2 shards: {size}; 1 worker: {size} each; 2 workers: "
+        rf"{size}; all on one machine: {size}\. This one has {size}",
+        text,
+    )
+    memory = json.loads(planned(*arguments, "--format", "json", "train.py"))["memory"]
+    assert [one["count"] for one in memory] == [1, 3, 1, 1]
+    assert memory[2]["peak"] == 2 * memory[1]["peak"]
+    assert memory[3]["peak"] > sum(one["peak"] for one in memory[:1])
+
+
+LARGE = """
+import keras, numpy as np, re
+model = keras.Sequential([keras.Input((5000,)), keras.layers.Dense(6000, use_bias=False)])
+model.compile("adam", "mse")
+print("before", re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1], flush=True)
+model.fit(np.ones((8, 5000), "f4"), np.ones((8, 6000), "f4"), batch_size=8)
+"""
+MEASURED = """
+import re, sys
+from nfdt.cli import cli
+cli(["plan", "--cluster", "c.toml", "--algorithm", "asgd", "large.py"], standalone_mode=False)
+print("after", re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+"""
+
+
+def test_a_described_cluster_is_planned_without_a_copy_of_the_model_or_an_optimizer():
+    Path("large.py").write_text(LARGE)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED], env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    before, after = (int(re.search(rf"{word} (\d+)", done.stdout)[1]) for word in ("before", "after"))
+    assert "30,000,000 weights" in done.stdout
+    assert after - before < 0.5 * 4 * 30_000_000 / 1024, "less than half a vector, in kB"
+
+
+def test_a_model_of_a_billion_weights_is_planned_at_once():
+    work = ProfiledWork(32, 100_000, 10**9, state_bytes=12 * 10**9)
+    cluster = parse_cluster({"workers": [{"count": 8, "step_ms": 900.0}], "shards": {"count": 4}})
+    algorithms = [resolve_algorithm(name) for name in ("asgd", "ddc-asgd", "bsp", "allreduce")]
+    tracemalloc.start()
+    try:
+        costs = costs_of(cluster, work.batch_size, work.weights)
+        report = PlanReport(work, 8, *_forecasts(work, costs, algorithms), [], _memory_of(work, algorithms[1], cluster))
+        text = report.text()
+        assert tracemalloc.get_traced_memory()[1] < 50e6
+    finally:
+        tracemalloc.stop()
+    assert "1,000,000,000 weights" in text
+    assert report.memory[0].peak > 12e9
 
 
 def test_groups_are_checked_against_the_described_workers():

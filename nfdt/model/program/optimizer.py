@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,6 +81,26 @@ def require_optimizer(model: Any) -> None:
 
 def _name(model: Any) -> str:
     return f"{type(model).__name__} {model.name!r}"
+
+
+def state_bytes(model: Any) -> int:
+    """Return the bytes of a built model's weights, also those that are not trained, and of its optimizer's, all as float32.
+
+    The optimizer's variables, if they do not exist yet, are not created: they may take more memory than the model.
+    """
+    weights = 4 * sum(math.prod(v.shape) for v in model.trainable_variables)
+    others = 4 * sum(math.prod(v.shape) for v in model.non_trainable_weights)
+    optimizers = [each for each in optimizer_parts(model.optimizer) if isinstance(each, keras.optimizers.Optimizer)]
+    return round(weights * (1 + max(map(_vectors_of, optimizers), default=0.0)) + others)
+
+
+def _vectors_of(optimizer: Any) -> float:
+    """Return the number of elements that an optimizer keeps for each element of a variable."""
+    if is_divided(optimizer):
+        return 0.0
+    equal, tiny = type(optimizer).from_config(optimizer.get_config()), keras.Variable([[0.0, 0.0], [0.0, 0.0]])
+    equal.build([tiny])
+    return sum(math.prod(v.shape) for v in equal.variables if v.shape) / math.prod(tiny.shape)
 
 
 def build_optimizer_variables(model: Any) -> None:
