@@ -19,10 +19,14 @@ import psutil
 
 from benchmarks.reports.report import Report, arguments
 from benchmarks.workloads.gpt_script import SIZES
+from nfdt.core.specs.job import resolve_algorithm
+from nfdt.core.specs.presets import DEFAULT_PRESET
+from nfdt.planning.memory import COSTS, JobMemory, ModelBytes, estimate
 
 PAUSE_S = 0.05
 LIMIT_S = 1800.0
 ROLES = ("client", "server", "shard", "worker")
+SLOTS = {"sgd": 0, "adamw": 2}
 TCP_ONLY = "import os\nif hasattr(os, 'memfd_create'):\n    del os.memfd_create\n"
 NFDT = (sys.executable, "-m", "nfdt.cli", "run", "--set", "snapshot_s=2")
 
@@ -42,6 +46,12 @@ class Case:
     optimizer: str
     shards: int = 1
     link: str = "shm"
+
+    def estimate(self, weights: int) -> JobMemory:
+        """Return what the formula says for a model of so many weights."""
+        model = ModelBytes(4 * weights, 4 * weights * (1 + SLOTS[self.optimizer]))
+        algorithm = resolve_algorithm(DEFAULT_PRESET)
+        return estimate(model, algorithm, workers=1, shards=self.shards, shared=self.link == "shm")
 
     def __str__(self) -> str:
         return f"{self.size} {self.optimizer}, {self.shards} shards, {self.link}"
@@ -128,8 +138,6 @@ def measure(case: Case) -> Measured:
     marks = dict(line.split() for line in output.splitlines() if line.split()[0] in ("weights", "steady", "trained"))
     begin, end = float(marks["steady"]), float(marks["trained"])
     peak = {role: max(size for _, size in watch.samples[role]) for role in ROLES}
-    for role in ROLES:
-        print(role, [(round(at - begin, 1), round(size / 1e6)) for at, size in watch.samples[role]], file=sys.stderr)
     steady = {}
     for role in ROLES:
         sizes = [size for at, size in watch.samples[role] if begin <= at <= end]
@@ -148,9 +156,13 @@ def run(report: Report, cases: Sequence[Case]) -> None:
         found = measure(case)
         vector = 4 * found.weights
         for role in ROLES:
-            for kind, sizes in (("steady", found.steady), ("peak", found.peak)):
-                above = (sizes[role] - base[case.link].steady[role]) / vector
+            estimated = getattr(case.estimate(found.weights), role)
+            for kind in ("steady", "peak"):
+                above = (getattr(found, kind)[role] - base[case.link].steady[role]) / vector
+                formula = (getattr(estimated, kind) - COSTS[role].base) / vector
                 report.add(str(case), f"{role}, {kind}", "vectors", above)
+                report.add(str(case), f"{role}, {kind}, formula", "vectors", formula)
+                report.ratios[f"measured/formula@{case}@{role}, {kind}"] = above / formula if formula else 0.0
 
 
 def main() -> None:

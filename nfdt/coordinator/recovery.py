@@ -165,7 +165,7 @@ class Recovery(FailoverMachine):
         return Resume(found.seconds, redone)
 
     def _count_kill(self) -> str:
-        """Count a kill, of several shards at a time as one; return how many were in vain, or "" if there may be more."""
+        """Count a kill, of several shards at a time as one; return how many were in vain, "" if there may be more."""
         if self._killed_of == self.attempt:
             return ""
         self._killed_of = self.attempt

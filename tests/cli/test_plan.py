@@ -99,9 +99,8 @@ def test_a_described_cluster_is_planned_without_measuring():
 
 
 def test_a_plan_states_the_memory_of_each_machine():
-    Path("c.toml").write_text(
-        '[[workers]]\ncount = 2\nstep_ms = 10\nmachine = "a"\n[[workers]]\ncount = 3\nstep_ms = 10\n[shards]\ncount = 2\n'
-    )
+    workers = '[[workers]]\ncount = 2\nstep_ms = 10\nmachine = "a"\n[[workers]]\ncount = 3\nstep_ms = 10\n'
+    Path("c.toml").write_text(f"{workers}[shards]\ncount = 2\n")
     arguments = ("--cluster", "c.toml", "--algorithm", "ddc-asgd")
     text = planned(*arguments, "train.py")
     size = r"[\d.]+ [MG]B"

@@ -4,6 +4,7 @@ import pytest
 from keras import layers
 
 from nfdt.core.errors import CaptureError
+from nfdt.model.program.optimizer import state_bytes
 from nfdt.model.program.pack import pack
 
 SHAPES = [(4, 3), (3,), (3, 1), (1,)]
@@ -82,3 +83,19 @@ def test_a_custom_optimizer_travels_as_code(batch, ship):
     assert arrived.packed.code
     assert arrived.model.optimizer.strength == 5.0
     np.testing.assert_allclose(arrived.model.train_on_batch(*batch), model.train_on_batch(*batch))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "vectors"),
+    [
+        (keras.optimizers.SGD(0.1), 0),
+        (keras.optimizers.SGD(0.1, momentum=0.9), 1),
+        (keras.optimizers.AdamW(1e-3), 2),
+        (keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(1e-3)), 2),
+    ],
+)
+def test_the_bytes_of_a_state_are_known_before_the_optimizer_has_variables(optimizer, vectors):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.BatchNormalization()])
+    model.compile(optimizer, "mse")
+    assert state_bytes(model) == 4 * ((8 + 4) * (1 + vectors) + 4)
+    assert not optimizer.built

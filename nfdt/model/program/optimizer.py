@@ -84,7 +84,7 @@ def _name(model: Any) -> str:
 
 
 def state_bytes(model: Any) -> int:
-    """Return the bytes of a built model's weights, also those that are not trained, and of its optimizer's, all as float32.
+    """Return the bytes of a built model's weights, trained or not, and of its optimizer's variables, all as float32.
 
     The optimizer's variables, if they do not exist yet, are not created: they may take more memory than the model.
     """
@@ -100,7 +100,7 @@ def _vectors_of(optimizer: Any) -> float:
         return 0.0
     equal, tiny = type(optimizer).from_config(optimizer.get_config()), keras.Variable([[0.0, 0.0], [0.0, 0.0]])
     equal.build([tiny])
-    return sum(math.prod(v.shape) for v in equal.variables if v.shape) / math.prod(tiny.shape)
+    return sum(math.prod(v.shape) for v in equal.variables if len(v.shape)) / math.prod(tiny.shape)
 
 
 def build_optimizer_variables(model: Any) -> None:
