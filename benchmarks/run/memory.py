@@ -23,7 +23,7 @@ from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.specs.presets import DEFAULT_PRESET
 from nfdt.planning.memory import COSTS, JobMemory, ModelBytes, estimate
 
-PAUSE_S = 0.05
+PAUSE_S = 0.1
 LIMIT_S = 1800.0
 ROLES = ("client", "server", "shard", "worker")
 SLOTS = {"sgd": 0, "adamw": 2}

@@ -1,5 +1,7 @@
 import hashlib
+import shutil
 import stat
+from types import SimpleNamespace
 
 import pytest
 
@@ -94,6 +96,17 @@ def test_room_is_made_by_old_artifacts_that_no_job_needs(tmp_path):
     store.put(DATA)
     assert store.has(kept)
     assert not store.has(sha(b"unused"))
+
+
+def test_the_room_is_that_of_the_disk_or_less_by_what_jobs_need_of_the_quota(tmp_path, monkeypatch):
+    needed: set[str] = set()
+    store = ArtifactStore(tmp_path / "a", quota_bytes=1000, in_use=lambda: needed)
+    name = store.put(bytes(300))
+    assert store.room() == 1000
+    needed.update({name, sha(b"uploaded elsewhere")})
+    assert store.room() == 700
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=10 if folder == store.root else 0))
+    assert store.room() == 10
 
 
 def test_an_empty_artifact_is_one_too(store):
