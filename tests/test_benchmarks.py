@@ -25,6 +25,7 @@ from benchmarks.run import (
     hfdt,
     link,
     machines,
+    memory,
     overhead,
     reality,
     scale,
@@ -33,7 +34,7 @@ from benchmarks.run import (
     update,
     wire,
 )
-from benchmarks.workloads import embedding, gradient_ways, pipelines
+from benchmarks.workloads import embedding, gpt_script, gradient_ways, pipelines
 from benchmarks.workloads.bucket_rank import PEERS
 from benchmarks.workloads.emulated import Training
 from benchmarks.workloads.epochs import Work, measured
@@ -393,6 +394,25 @@ def test_machines_compares_rates_of_shard_machines(tmp_path):
         "shards: pushes/s, 2 shards / 1 shards",
         "shards: pushes/s, 2 shards / 1 shards, of the target 1.8",
     }
+
+
+@pytest.mark.long
+def test_memory_compares_each_process_with_the_formula(tmp_path):
+    report = Report("memory", [1])
+    memory.run(report, [memory.Case("tiny", "adamw", link="tcp")])
+    got = written(report, tmp_path)
+    roles = {f"{role}, {kind}" for role in memory.ROLES for kind in ("steady", "peak")}
+    assert {row["peer"] for row in got["rows"] if row["unit"] == "vectors"} == roles | {f"{r}, formula" for r in roles}
+    base = {row["peer"]: row["value"] for row in got["rows"] if row["unit"] == "MB"}
+    assert set(base) == set(memory.ROLES)
+    assert min(base.values()) > 10
+
+
+@pytest.mark.parametrize(("name", "size"), [("30M", 30e6), ("124M", 124e6), ("350M", 350e6)])
+def test_the_gpt_models_have_the_sizes_they_are_named_for(name, size):
+    shape = gpt_script.SIZES[name]
+    blocks = shape.layers * 12 * shape.width**2
+    assert shape.vocabulary * shape.width + blocks == pytest.approx(size, rel=0.03)
 
 
 def test_records_hold_a_label_and_the_planes_of_an_image(tmp_path):
