@@ -10,6 +10,8 @@ import tensorflow as tf
 from keras import layers
 
 from nfdt.core.errors import CaptureError
+from nfdt.model.backends import tensorflow_step
+from nfdt.model.program.pack import layout_of
 from nfdt.model.training.steps import evaluation_step
 
 
@@ -305,3 +307,16 @@ def test_a_step_keeps_nothing_of_its_number(worker, batches):
         tracemalloc.stop()
     kept = sum(one.count_diff for one in grown if one.traceback[0].filename.endswith("backends/tensorflow_step.py"))
     assert kept < 100
+
+
+def test_a_vector_is_assigned_to_variables_of_any_size(monkeypatch):
+    monkeypatch.setattr(tensorflow_step, "CUT_TOGETHER", 10)  # runs of small neighbours, and a larger one alone
+    model = keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(n) for n in (3, 1, 1, 5, 2))])
+    layout = layout_of(model)
+    weights = np.arange(layout.size, dtype=np.float32)
+    setter = tensorflow_step.WeightSetter(model, layout)
+    assert [len(run) for run in setter._runs] != [len(layout.slots)]
+    setter(weights)
+    found = [np.asarray(variable.value).reshape(-1) for variable in model.trainable_variables]
+    np.testing.assert_array_equal(np.concatenate(found), weights)
+    np.testing.assert_array_equal(setter.read(), weights)

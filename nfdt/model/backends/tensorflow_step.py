@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.arrays.layout import ParameterLayout, VariableSlot
 from nfdt.core.errors import CaptureError
 from nfdt.model.backends.contract import GradientResult, TrainingStep, check_layout, flat_logs, own_loss_scale
 from nfdt.model.backends.denominator import SUM, LossDenominator
@@ -18,6 +18,9 @@ from nfdt.model.backends.direct_call import DirectCall, Prepared
 from nfdt.model.backends.recording import replace_everywhere
 from nfdt.model.backends.tables import Tables
 from nfdt.model.backends.tensorflow_recording import GraphGradients, GraphRecordingOptimizer, LossScale
+
+CUT_TOGETHER = 2**14
+"""Elements of neighbouring variables that are cut from a vector together, and so exist twice for a moment."""
 
 
 class WeightSetter:
@@ -36,19 +39,37 @@ class WeightSetter:
         check_layout(model, layout)
         self._variables = [v for i, v in enumerate(model.trainable_variables) if i not in tables]
         self._layout = layout.without(tables)
+        self._runs = list(_small_together(self._layout.slots))
 
     def __call__(self, weights: Any) -> None:
         """Assign ``weights``, shape ``(P,)``, float32."""
         weights = tf.ensure_shape(weights, [self._layout.size])
-        for variable, slot in zip(self._variables, self._layout.slots, strict=True):
-            # One slice and one assignment per variable, all of them nodes of the step's graph.
-            part = tf.reshape(weights[slot.start : slot.stop], slot.shape)
-            variable.value.assign(tf.cast(part, variable.value.dtype))
+        # Few nodes per variable in the step's graph: to trace one takes more than half a millisecond.
+        for variable, slot, part in zip(self._variables, self._layout.slots, self._cut(weights), strict=True):
+            shaped = part if len(slot.shape) == 1 else tf.reshape(part, slot.shape)
+            variable.value.assign(tf.cast(shaped, variable.value.dtype))
+
+    def _cut(self, weights: Any) -> Iterator[Any]:
+        for run in self._runs:
+            whole = weights[run[0].start : run[-1].stop]
+            yield from tf.split(whole, [slot.size for slot in run]) if len(run) > 1 else [whole]
 
     def read(self) -> Any:
         """Return the current weights, shape ``(P,)``, float32."""
         parts = [tf.reshape(tf.cast(variable.value, tf.float32), [-1]) for variable in self._variables]
         return tf.concat(parts, 0) if parts else tf.zeros(0)
+
+
+def _small_together(slots: Sequence[VariableSlot]) -> Iterator[list[VariableSlot]]:
+    """Yield runs of neighbours of at most :data:`CUT_TOGETHER` elements together; a larger one is alone."""
+    run: list[VariableSlot] = []
+    for slot in slots:
+        if run and slot.stop - run[0].start > CUT_TOGETHER:
+            yield run
+            run = []
+        run.append(slot)
+    if run:
+        yield run
 
 
 class GraphStep(TrainingStep):
