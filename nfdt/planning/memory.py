@@ -62,11 +62,11 @@ class ProcessCost:
 
 
 COSTS = {
-    "client": ProcessCost(300 * MB, weights=2.8, states=3.2, peak_weights=2.1, peak_states=1.0),
-    "server": ProcessCost(160 * MB, states=1.0, peak_weights=2.8, peak_states=0.8),
-    "shard": ProcessCost(200 * MB, weights=0.5, states=1.0, peak_states=1.0),
-    "worker": ProcessCost(170 * MB, weights=3.3, peak_weights=2.1),
-    "rank": ProcessCost(300 * MB, weights=3.3, states=1.0, peak_weights=2.1),
+    "client": ProcessCost(300 * MB, weights=0.2, states=1.1, peak_weights=0.5, peak_states=1.8),
+    "server": ProcessCost(200 * MB),
+    "shard": ProcessCost(200 * MB, weights=0.5, states=1.0, peak_states=0.35),
+    "worker": ProcessCost(170 * MB, weights=3.9, peak_weights=1.3),
+    "rank": ProcessCost(300 * MB, weights=3.9, states=1.0, peak_weights=1.3),
 }
 """Measured by ``scripts/bench memory``. The server's base includes its fork server. A rank is a worker of an allreduce,
 which has the optimizer; it is estimated. The states of a shard's peak are snapshots, see :func:`snapshot_bytes`."""
