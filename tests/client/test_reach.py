@@ -119,9 +119,9 @@ class Inner(callbacks.Callback):
 
 class Imports(callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
-        from tests.client import conftest
+        from tests.support import clocks
 
-        conftest.look()
+        clocks.look()
 
 
 def ready(callback):
