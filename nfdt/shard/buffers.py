@@ -6,7 +6,7 @@ import math
 import mmap
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,15 @@ def aligned_buffer(size: int) -> npt.NDArray[np.float32]:
     return raw[start : start + size * 4].view(np.float32)
 
 
-def length_of(vector: npt.NDArray[np.float32]) -> float:
-    """Return the Euclidean norm; not finite if an element is not, or if its square overflows float32."""
+def sum_of_squares(vector: npt.NDArray[np.float32]) -> float:
+    """Return the squared Euclidean norm; not finite if an element is not, or if its square overflows float32."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return math.sqrt(np.dot(vector, vector))
+        return float(np.dot(vector, vector))
+
+
+def length_of(vector: npt.NDArray[np.float32]) -> float:
+    """Return the Euclidean norm; not finite where :func:`sum_of_squares` is not."""
+    return math.sqrt(sum_of_squares(vector))
 
 
 class BufferPool:
@@ -70,7 +75,7 @@ class VectorPool:
         try:
             memory = self._free.pop()
         except IndexError:
-            memory = mmap.mmap(-1, max(self._size * self._dtype.itemsize, 1))
+            memory = _new_memory(max(self._size * self._dtype.itemsize, 1))
         vector = np.frombuffer(memory, self._dtype, self._size)
         weakref.finalize(vector, self._keep_memory, memory).atexit = False
         return vector
@@ -78,3 +83,12 @@ class VectorPool:
     def _keep_memory(self, memory: mmap.mmap) -> None:
         if len(self._free) < self._keep:
             self._free.append(memory)
+
+
+def _new_memory(size: int) -> mmap.mmap:
+    """Return private memory in huge pages where the system has them, which a loop over several vectors reads faster."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
