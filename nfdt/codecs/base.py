@@ -132,9 +132,12 @@ class Codec(ABC):
             self.decode(payload[coded], out[part])
             out[part] += base[part]
 
-    def blocks(self, size: int) -> Iterator[tuple[slice, slice]]:
-        """Yield the ranges of independent blocks, and of their bytes in the payload of all ``size`` elements."""
-        at, step = 0, self.block or max(size, 1)
+    def blocks(self, size: int, together: int = 1) -> Iterator[tuple[slice, slice]]:
+        """Yield the ranges of independent blocks, and of their bytes in the payload of all ``size`` elements.
+
+        A range has as many consecutive blocks as ``together`` says, the last one the rest.
+        """
+        at, step = 0, self.block * together or max(size, 1)
         for start in range(0, size, step):
             stop = min(start + step, size)
             count = self.encoded_bytes(stop - start)

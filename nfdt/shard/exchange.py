@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from nfdt.codecs import Codec, find_decoder
+from nfdt.codecs import IDENTITY, Codec, find_decoder
 from nfdt.codecs.sparse import ROWS
-from nfdt.core.errors import NfdtError, ProtocolError, ShapeMismatch
+from nfdt.core.errors import NfdtError, ProtocolError
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.wire import shared_memory
 from nfdt.core.wire.frame_stream import FrameStream
 from nfdt.core.wire.job_token import are_task_tickets
 from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, ERROR, OFFER, PULL, PUSH, WEIGHTS, Frame
-from nfdt.shard.buffers import BufferPool
+from nfdt.shard.buffers import BufferPool, sum_of_squares
 from nfdt.shard.building import Store
 from nfdt.shard.messages import DeltaRequest, Gradient, Reply, ReplyHistory
 
@@ -31,6 +31,7 @@ LEAST_PARTS, PARTS_PER_WORKER = 16, 4  # of a round whose batches are sized by s
 ROUNDING = 1e-5
 MOST_NAMED = 4  # tasks in a message
 MOST_DENOMINATOR = 1e20  # gradients of usual length remain finite times this
+BLOCKS = 4  # of a codec, received before the next step of decoding: 512 KiB of float32, which stay in cache
 MOST_TASKS = 1024  # of a push; one has several with local_steps only
 
 
@@ -197,34 +198,28 @@ class WorkerExchange:
         if header.kind != PUSH:
             raise ProtocolError(f"Stream of {self._worker}: expected a push or pull. Received: {header.kind}.")
         self._terms.check_push(self._worker, header, self._store.closed_round)
-        if header.codec:
-            return self._push_encoded(header, stream)
-        wanted = self._store.size * 4
-        if header.total_bytes != wanted:
-            raise ShapeMismatch(
-                f"Push from worker {self._worker}: expected {wanted} bytes ({self._store.size} float32). Received: "
-                f"{header.total_bytes} bytes. The worker runs another model; restart it."
-            )
-        if header.shared:  # applied in the worker's shared memory; it stays there until the reply is sent
+        codec = find_decoder(header.codec)
+        codec.check(header.total_bytes, self._store.size)
+        if codec is ROWS:  # the store decodes rows itself
+            return self._push(header, self._encoded(header, stream))
+        if header.shared and codec is IDENTITY:  # applied in the worker's shared memory, which is read until the reply
             return self._push(header, self._shared(header))
         with self._buffers.lend() as buffer:
-            self._receive(stream, buffer)
+            if codec.block and not header.shared:
+                return self._push(header, buffer, self._receive(stream, codec, buffer))
+            codec.decode(self._encoded(header, stream), buffer)
             return self._push(header, buffer)
 
-    def _push_encoded(self, header: Frame, stream: FrameStream) -> Reply:
-        codec, size = find_decoder(header.codec), self._store.size
-        codec.check(header.total_bytes, size)
-        if header.shared:
-            encoded = self._shared(header).view(np.uint8)[: header.total_bytes]
-            codec.check(encoded.size, size)  # the area may be shorter than the header claims
-        else:
+    def _encoded(self, header: Frame, stream: FrameStream) -> Any:
+        """Return the encoded gradient of a push."""
+        if not header.shared:
             encoded = np.empty(header.total_bytes, np.uint8)
-            self._receive(stream, encoded)
-        if codec is ROWS:  # the store decodes rows itself
-            return self._push(header, encoded)
-        with self._buffers.lend() as buffer:
-            codec.decode(encoded, buffer)
-            return self._push(header, buffer)
+            stream.receive_into(encoded)
+            self._complete_at = time.perf_counter()
+            return encoded
+        encoded = self._shared(header).view(np.uint8)[: header.total_bytes]
+        find_decoder(header.codec).check(encoded.size, self._store.size)  # the area may be shorter than it claims
+        return encoded
 
     def _shared(self, header: Frame) -> Any:
         if self._segment is None:
@@ -234,11 +229,22 @@ class WorkerExchange:
             )
         return self._segment.gradient(header.sequence)
 
-    def _receive(self, stream: FrameStream, buffer: Any) -> None:
-        stream.receive_into(buffer)
+    def _receive(self, stream: FrameStream, codec: Codec, buffer: Any) -> float:
+        """Receive a gradient; decode it and sum its squares while the rest arrives. Return its Euclidean norm."""
+        squares = 0.0
+        for part, coded in codec.blocks(buffer.size, BLOCKS):
+            values = buffer[part]
+            if codec is IDENTITY:
+                stream.receive_into(values)
+            else:
+                encoded = np.empty(coded.stop - coded.start, np.uint8)
+                stream.receive_into(encoded)
+                codec.decode(encoded, values)
+            squares += sum_of_squares(values)
         self._complete_at = time.perf_counter()
+        return math.sqrt(squares)
 
-    def _push(self, header: Frame, values: Any) -> Reply:
+    def _push(self, header: Frame, values: Any, length: float | None = None) -> Reply:
         # A field that a client leaves out is read as 0.
         counts: dict[str, Any] = {
             "samples": max(header.samples, 1),
@@ -246,9 +252,8 @@ class WorkerExchange:
             "rate": header.rate or 1.0,
         }
         place = {"round": header.round, "part": header.part, "computed_on": header.computed_on}
-        gradient = Gradient(
-            header.sequence, values, **counts, **place, tasks=tuple(header.tasks), denominator=header.denominator
-        )
+        own: dict[str, Any] = {"tasks": tuple(header.tasks), "denominator": header.denominator, "length": length}
+        gradient = Gradient(header.sequence, values, **counts, **place, **own)
         delta = self._delta_request(header)
         return self._store.push(self._worker, gradient, want_weights=header.want_weights, delta=delta)
 

@@ -37,6 +37,7 @@ class Gradient:
         computed_on: Sequence of this worker's request whose reply held the weights that the gradient was computed on;
             0 for the newest.
         denominator: Denominator of the gradient's loss, if it is not the number of samples (0); infinity: of a sum.
+        length: Euclidean norm of ``values``, if it is known.
     """
 
     sequence: int
@@ -49,6 +50,7 @@ class Gradient:
     computed_on: int = 0
     tasks: Sequence[int] = ()
     denominator: float = 0.0
+    length: float | None = None
 
     @property
     def added(self) -> bool:

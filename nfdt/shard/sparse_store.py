@@ -95,7 +95,7 @@ class SparseStore(StateHolder):
             before, updates, rate = self.version, self._engine.updates, self._engine.learning_rate
             moved = self._moved(worker, gradient, vector.rows, rate, updates) if alone and vector.finite else []
             finite = vector.finite and all(table.finite for table in moved)
-            dense = replace(gradient, values=self._at_least_one(vector.dense))
+            dense = replace(gradient, values=self._at_least_one(vector.dense), length=None)
             # The dense store counts the push even if its rows are dropped, so that both have the same versions.
             reply = self._dense.push(worker, dense, want_weights=want_weights, drop=not finite)
             if alone and reply.applied:

@@ -191,7 +191,9 @@ class ShardStore(StateHolder):
                 does not accept such pushes.
         """
         self._check(worker, gradient)
-        length = length_of(gradient.values)  # outside the lock, so that other workers do not wait
+        length = gradient.length
+        if length is None:
+            length = length_of(gradient.values)  # outside the lock, so that other workers do not wait
         usable = math.isfinite(length) and not drop
         asked_at = time.perf_counter()
         with self._changed:

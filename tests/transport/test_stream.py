@@ -105,6 +105,27 @@ def test_weights_of_many_chunks_arrive_unharmed_and_are_counted(share_memory):
         [r.stop(0) for r in running]
 
 
+def test_a_gradient_is_measured_while_it_arrives_and_dropped_wherever_it_is_not_finite(monkeypatch):
+    running = serve(LARGE)[0]
+    lengths, push = [], running.store.push
+    monkeypatch.setattr(
+        running.store, "push", lambda *args, **more: lengths.append(args[1].length) or push(*args, **more)
+    )
+    client = StreamClient([running.address], LARGE, "w", WORKER_TOKEN, timeout_s=60, share_memory=False)
+    client.pull()
+    gradient = np.random.default_rng(0).normal(size=LARGE.size).astype("f4")
+    assert client.push(gradient, samples=1).applied
+    assert lengths == pytest.approx([np.linalg.norm(gradient.astype(np.float64))], rel=1e-5)
+    for place in (0, LARGE.size // 2, LARGE.size - 1):
+        gradient[:] = 1.0
+        gradient[place] = np.nan
+        answer = client.push(gradient, samples=1)
+        assert (answer.applied, answer.versions) == (False, (1,))
+    assert running.store.statistics()["dropped"] == 3
+    client.close()
+    running.stop(0)
+
+
 @pytest.fixture
 def relay(shard):
     made = FrameRelay(shard.address)
