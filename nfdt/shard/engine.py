@@ -7,7 +7,7 @@ rule with any Keras optimizer, under XLA.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -41,12 +41,15 @@ class EngineReply:
         compressed: Compressed form of the weights; None without an anchor.
         worker: The rule's new state for the worker; empty if no step was made.
         finish: Does the step's work, without the store's lock; None if it is done. Must be called once.
+        parts: Yields the ranges of the weights, in order, as another thread's ``finish`` completes them; raises
+            NfdtError if it does not. None if there is only one.
     """
 
     weights: Vector
     compressed: AnchoredBf16 | None = None
     worker: RuleState = field(default_factory=dict)
     finish: Callable[[], None] | None = None
+    parts: Callable[[], Iterator[slice]] | None = None
 
 
 @dataclass

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -137,6 +140,7 @@ class WorkerExchange:
         self._history = ReplyHistory()
         self._complete_at = 0.0  # arrival of the last byte of the request
         self._segment: shared_memory.Segment | None = None
+        self._update: threading.Thread | None = None  # of the request that is served
 
     def serve(self, stream: FrameStream) -> None:
         """Answer every push and pull; the first error is sent to the worker and ends the stream.
@@ -154,10 +158,7 @@ class WorkerExchange:
                     continue
                 self._terms.check_order(self._worker, sequence, before)
                 before = sequence
-                reply = self._reply(header, stream)
-                self._history.add(sequence, reply)
-                self._answer(stream, sequence, reply)
-                del reply  # as large as the model, and the next request may come much later
+                self._serve(header, stream)
         except EOFError as error:
             self._refuse(stream, sequence, ProtocolError(str(error)))
         except NfdtError as error:
@@ -190,6 +191,15 @@ class WorkerExchange:
             return Frame(kind=ACKNOWLEDGE, sequence=offer.sequence, applied=False, error=str(error))
         return Frame(kind=ACKNOWLEDGE, sequence=offer.sequence, applied=True)
 
+    def _serve(self, header: Frame, stream: FrameStream) -> None:
+        """Answer a push or pull; its update has ended when this returns or raises."""
+        try:
+            self._answer(stream, header.sequence, self._reply(header, stream))
+        finally:
+            if self._update is not None:
+                self._update.join()
+                self._update = None
+
     def _reply(self, header: Frame, stream: FrameStream) -> Reply:
         self._complete_at = time.perf_counter()
         if header.kind == PULL:
@@ -204,11 +214,13 @@ class WorkerExchange:
             return self._push(header, self._encoded(header, stream))
         if header.shared and codec is IDENTITY:  # applied in the worker's shared memory, which is read until the reply
             return self._push(header, self._shared(header))
-        with self._buffers.lend() as buffer:
+        with ExitStack() as lent:
+            buffer, length = lent.enter_context(self._buffers.lend()), None
             if codec.block and not header.shared:
-                return self._push(header, buffer, self._receive(stream, codec, buffer))
-            codec.decode(self._encoded(header, stream), buffer)
-            return self._push(header, buffer)
+                length = self._receive(stream, codec, buffer)
+            else:
+                codec.decode(self._encoded(header, stream), buffer)
+            return self._push(header, buffer, length, lent)
 
     def _encoded(self, header: Frame, stream: FrameStream) -> Any:
         """Return the encoded gradient of a push."""
@@ -244,25 +256,48 @@ class WorkerExchange:
         self._complete_at = time.perf_counter()
         return math.sqrt(squares)
 
-    def _push(self, header: Frame, values: Any, length: float | None = None) -> Reply:
-        # A field that a client leaves out is read as 0.
-        counts: dict[str, Any] = {
-            "samples": max(header.samples, 1),
-            "parts": max(header.parts, 1),
-            "rate": header.rate or 1.0,
-        }
-        place = {"round": header.round, "part": header.part, "computed_on": header.computed_on}
-        own: dict[str, Any] = {"tasks": tuple(header.tasks), "denominator": header.denominator, "length": length}
-        gradient = Gradient(header.sequence, values, **counts, **place, **own)
-        delta = self._delta_request(header)
-        return self._store.push(self._worker, gradient, want_weights=header.want_weights, delta=delta)
+    def _push(self, header: Frame, values: Any, length: float | None = None, lent: ExitStack | None = None) -> Reply:
+        gradient = Gradient(
+            header.sequence,
+            values,
+            samples=max(header.samples, 1),  # a field that a client leaves out is read as 0
+            parts=max(header.parts, 1),
+            rate=header.rate or 1.0,
+            round=header.round,
+            part=header.part,
+            computed_on=header.computed_on,
+            tasks=tuple(header.tasks),
+            denominator=header.denominator,
+            length=length,
+        )
+        delta, start = self._delta_request(header), partial(self._start, lent)
+        return self._store.push(self._worker, gradient, want_weights=header.want_weights, delta=delta, start=start)
+
+    def _start(self, lent: ExitStack | None, update: Callable[[], None]) -> None:
+        """Run an update in another thread; it takes over the gradient's buffer, if that is ``lent``."""
+        taken = lent.pop_all() if lent else ExitStack()
+
+        def run() -> None:
+            with taken:
+                try:
+                    update()
+                except Exception:  # the reply's next part, or the next push, raises an error for it
+                    logger.exception("A push of %s failed", self._worker)
+
+        self._update = threading.Thread(target=run, name="shard-update", daemon=True)
+        try:
+            self._update.start()
+        except (RuntimeError, MemoryError):  # a limit on threads or memory, which may be temporary
+            self._update = None
+            run()
 
     def _delta_request(self, header: Frame) -> DeltaRequest | None:
         codec = self._encoders[find_decoder(header.reply_codec).name] if header.reply_codec else None
         return self._history.delta_request(codec)
 
     def _answer(self, stream: FrameStream, sequence: int, reply: Reply) -> None:
-        """Send the reply to a push or pull."""
+        """Send the reply to a push or pull, each part of its weights as soon as it is complete."""
+        self._history.add(sequence, reply)
         content: Any = reply.weights
         header = Frame(sequence=sequence, version=reply.version, staleness=reply.staleness, applied=reply.applied)
         header.served_us = int((time.perf_counter() - self._complete_at) * 1e6)
@@ -274,9 +309,17 @@ class WorkerExchange:
             stream.send(header)
             return
         header.kind, header.total_bytes = WEIGHTS, content.nbytes
+        parts = reply.parts() if reply.parts else iter([slice(None)])
         if self._segment and content.nbytes <= self._store.size * 4:
-            self._segment.weights(sequence).view(np.uint8)[: content.nbytes] = content.view(np.uint8)
+            area = self._segment.weights(sequence).view(content.dtype)[: content.size]
+            for part in parts:
+                area[part] = content[part]
             header.shared = True
             stream.send(header)
-        else:
-            stream.send(header, content)
+            return
+        stream.send(header, content[next(parts)])
+        try:
+            for part in parts:
+                stream.send_more(content[part])
+        except NfdtError as error:  # no error fits into the middle of a frame
+            raise ConnectionAbortedError(f"a reply could not be completed: {error}") from error

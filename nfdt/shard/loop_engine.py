@@ -161,7 +161,8 @@ class LoopEngine(StateHolder):
         narrow = None if anchor is None else AnchoredBf16(anchor, self._differences.new_vector())
         self._last = update = PendingUpdate(self._last, len(self._stripes))
         vectors = self._vectors_of(gradient, backup, reply, narrow, numbers)
-        return EngineReply(reply, narrow, worker, partial(self._update, update, vectors))
+        parts = partial(self._complete_parts, update) if len(self._stripes) > 1 else None
+        return EngineReply(reply, narrow, worker, partial(self._update, update, vectors), parts)
 
     def reply(self, staleness: int, *, anchor: Any = None) -> EngineReply:
         """Return weights without an update, after all pushes before."""
@@ -260,6 +261,15 @@ class LoopEngine(StateHolder):
             for stripe in stripes:
                 held.keep(stripe)
 
+    def _complete_parts(self, update: PendingUpdate) -> Iterator[slice]:
+        """Yield the range of each stripe when it is updated."""
+        self._loader.join(LOAD_S)
+        start = 0
+        for index, stop in enumerate(self._ends):
+            update.reach(index + 1)
+            yield slice(start, stop)
+            start = stop
+
     def _vectors_of(
         self, gradient: Vector, backup: Any, reply: Vector, narrow: AnchoredBf16 | None, numbers: Any
     ) -> tuple[Any, ...]:
@@ -291,7 +301,7 @@ class LoopEngine(StateHolder):
         with np.errstate(all="ignore"):
             result.finish()
         if all(bool(np.isfinite(value).all()) for value in (self._weights, *self._shard.values())):
-            return replace(result, finish=None)
+            return replace(result, finish=None, parts=None)
         self._weights, self._shard = weights, kept
         self._updates -= 1
         return None
@@ -343,29 +353,32 @@ class PendingUpdate:
 
     def __init__(self, before: PendingUpdate | None, stripes: int) -> None:
         self._before, self._stripes = before, stripes
-        self._done = 0
+        self._done, self._failed = 0, False
         self._advanced = threading.Condition()
 
     def wait(self, stripe: int) -> None:
-        """Wait until the push before has updated this stripe.
-
-        Raises:
-            NfdtError: it takes too long.
-        """
+        """Wait until the push before has updated this stripe; raises the errors of :meth:`reach`."""
         if self._before is not None:
             self._before.reach(stripe + 1)
 
     def reach(self, count: int) -> None:
-        """Wait until this push has updated ``count`` stripes, or all."""
+        """Wait until this push has updated ``count`` stripes, or all.
+
+        Raises:
+            NfdtError: it takes too long, or this push has failed.
+        """
         count = min(count, self._stripes)
-        if self._done >= count:  # without the lock: the number only grows
-            return
-        with self._advanced:
-            if not self._advanced.wait_for(lambda: self._done >= count, UPDATE_S):
-                raise NfdtError(
-                    f"Update: expected the push before to finish its part within {UPDATE_S:g} s. Received: "
-                    f"{self._done} of {self._stripes} parts. The shard is overloaded; look at its machine."
-                )
+        if self._done < count:  # without the lock: the number only grows
+            with self._advanced:
+                if not self._advanced.wait_for(lambda: self._done >= count, UPDATE_S):
+                    raise NfdtError(
+                        f"Update: expected the push before to finish its part within {UPDATE_S:g} s. Received: "
+                        f"{self._done} of {self._stripes} parts. The shard is overloaded; look at its machine."
+                    )
+        if self._failed:
+            raise NfdtError(
+                "Update: expected all parts of the push before. Received: an error; the shard's log has it."
+            )
 
     @property
     def is_complete(self) -> bool:
@@ -383,7 +396,8 @@ class PendingUpdate:
             self._advanced.notify_all()
 
     def end(self) -> None:
-        """Declare all stripes updated, and release the push before."""
+        """Declare all stripes updated, or the push failed if they are not, and release the push before."""
+        self._failed = self._done < self._stripes
         self.advance(self._stripes)
         self._before = None  # else every update would keep all earlier ones alive
 

@@ -8,7 +8,7 @@ rule measures the drift from the backup, so losses are part of the delay that th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,6 +81,8 @@ class Reply:
         staleness: Number of updates that the gradient missed.
         applied: False for a duplicate, and for a gradient that was dropped.
         delta: A delta instead of ``weights``.
+        parts: Yields the ranges of ``weights``, in order, as they are complete; raises NfdtError if the update fails.
+            None: all are.
     """
 
     version: int
@@ -88,6 +90,7 @@ class Reply:
     staleness: int = 0
     applied: bool = True
     delta: WeightDelta | None = None
+    parts: Callable[[], Iterator[slice]] | None = None
 
 
 RESYNC_AFTER = 1000

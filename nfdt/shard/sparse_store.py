@@ -23,7 +23,7 @@ from nfdt.core.sharding.records import RecordTree
 from nfdt.shard.engine import Engine
 from nfdt.shard.held_state import HeldState, StateHolder, whole
 from nfdt.shard.messages import DeltaRequest, Gradient, Reply, Vector
-from nfdt.shard.store import PULL_TIMEOUT_S, ShardStore
+from nfdt.shard.store import PULL_TIMEOUT_S, ShardStore, Start
 from nfdt.shard.table import MovedRows, PushContext, ShardTable
 from nfdt.transport.base import WeightDelta
 
@@ -80,9 +80,17 @@ class SparseStore(StateHolder):
             return self._answer(worker, sequence, reply, delta)
 
     def push(
-        self, worker: str, gradient: Gradient, *, want_weights: bool = True, delta: DeltaRequest | None = None
+        self,
+        worker: str,
+        gradient: Gradient,
+        *,
+        want_weights: bool = True,
+        delta: DeltaRequest | None = None,
+        start: Start | None = None,
     ) -> Reply:
         """Apply a gradient at most once; its values are a flat vector, or the bytes of rows.
+
+        ``start`` is not used: the tables follow the dense weights under their lock.
 
         Raises:
             ShapeMismatch: the gradient belongs to another model.

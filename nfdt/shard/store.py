@@ -33,6 +33,9 @@ from nfdt.shard.messages import DeltaRequest, Gradient, Reply, Vector
 from nfdt.shard.modes import AsynchronousMode, ModeFactory
 from nfdt.transport.base import WeightDelta
 
+Start = Callable[[Callable[[], None]], None]
+"""Function that starts another one, which raises nothing that its caller could handle, in a thread of its own."""
+
 PULL_TIMEOUT_S = 60.0
 EXACT_STALENESS = 64
 LATENCY_BOUNDS_S = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -180,10 +183,13 @@ class ShardStore(StateHolder):
         want_weights: bool = True,
         delta: DeltaRequest | None = None,
         drop: bool = False,
+        start: Start | None = None,
     ) -> Reply:
         """Apply a gradient at most once, and return weights for the worker; see :meth:`pull`.
 
         With ``drop`` the push is counted like one with a non-finite gradient, and its gradient is not applied.
+        With ``start`` an update of several parts may run in another thread: the reply then says when each of its parts
+        is complete, and the gradient is borrowed until the update has ended.
 
         Raises:
             ShapeMismatch: the gradient has another size.
@@ -202,14 +208,22 @@ class ShardStore(StateHolder):
             base = self._backups.base_of(worker, gradient.sequence, delta) if delta else None
             reply, finish = self._push(worker, gradient, length, usable, want_weights)
             backup = self._backups.get(worker, gradient.sequence) if base else None
-        if finish is not None:
-            finish()  # without the lock: other pushes work on other stripes at the same time
-        with self._changed:
-            ended_at, version = time.perf_counter(), self.version
-            self._statistics.took(began_at - asked_at, ended_at - began_at)
-        track = track_of(worker)
-        self._spans.add(LOCK_WAIT, asked_at, began_at, track=track)
-        self._spans.add(APPLY, began_at, ended_at, version, track)
+
+        def complete() -> None:
+            if finish is not None:
+                finish()  # without the lock: other pushes work on other stripes at the same time
+            with self._changed:
+                ended_at, version = time.perf_counter(), self.version
+                self._statistics.took(began_at - asked_at, ended_at - began_at)
+            track = track_of(worker)
+            self._spans.add(LOCK_WAIT, asked_at, began_at, track=track)
+            self._spans.add(APPLY, began_at, ended_at, version, track)
+
+        if start is not None and reply.parts is not None and base is None:
+            start(complete)
+            return reply
+        complete()
+        reply = replace(reply, parts=None)
         return self._with_delta(worker, gradient.sequence, reply, delta, base, backup) if base else reply
 
     def flush(self) -> int:
@@ -359,4 +373,4 @@ class ShardStore(StateHolder):
     def _send(self, worker: str, sequence: int, reply: EngineReply, staleness: int, applied: bool) -> Reply:
         """Keep the backup of a reply and return it."""
         self._backups.add(worker, sequence, reply, self.version, staleness)
-        return Reply(self.version, self._engine.array(reply.weights), staleness, applied)
+        return Reply(self.version, self._engine.array(reply.weights), staleness, applied, parts=reply.parts)

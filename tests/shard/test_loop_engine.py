@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.safetensors_io import stream_parts
+from nfdt.core.errors import NfdtError
 from nfdt.core.sharding import make_plan
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.model.program.manifest import Manifest
@@ -186,7 +187,10 @@ def test_anchored_backups_hold_what_was_sent():
 
 @pytest.mark.parametrize("name", ["momentum", "adamw"])
 def test_pushes_of_several_threads_equal_their_replay_in_version_order(name, monkeypatch):
-    """Each push is applied as a whole in version order to each stripe, and its reply is of its own version."""
+    """Each push is applied as a whole in version order to each stripe, and its reply is of its own version.
+
+    A part of the reply may leave when the stripe is updated: later pushes change nothing of it.
+    """
     monkeypatch.setattr(loop_engine, "STRIPE", 4096)
     engine, _ = engine_and_reference(name)
     again, _ = engine_and_reference(name)
@@ -202,9 +206,14 @@ def test_pushes_of_several_threads_equal_their_replay_in_version_order(name, mon
                 staleness = engine.updates - version
                 result = engine.step(gradient, backup, staleness, {}, length=1.0)
                 version = engine.updates
-                record.append((gradient, backup, staleness, result.weights))
-            result.finish()
+                sent = np.zeros_like(result.weights)
+                record.append((gradient, backup, staleness, sent))
+            update = threading.Thread(target=result.finish)
+            update.start()
+            for part in result.parts():
+                sent[part] = result.weights[part]
             backup = result.weights
+            update.join(120)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
     for thread in threads:
@@ -215,6 +224,50 @@ def test_pushes_of_several_threads_equal_their_replay_in_version_order(name, mon
     for gradient, backup, staleness, reply in record:
         np.testing.assert_array_equal(pushed(again, gradient, backup, staleness).weights, reply)
     np.testing.assert_array_equal(engine.read()[0], again.read()[0])
+
+
+def test_a_stripe_of_the_reply_is_complete_before_the_next_one_is_updated(monkeypatch):
+    monkeypatch.setattr(loop_engine, "STRIPE", 4096)
+    engine, _ = engine_and_reference("momentum")
+    twin, _ = engine_and_reference("momentum")
+    gradient, first = np.ones(engine.size, np.float32), engine.weights()
+    expected = pushed(twin, gradient, first, 0).weights
+    update, may_go_on = loop_engine.loops.update, threading.Semaphore(0)
+
+    def update_when_asked(*arguments):
+        assert may_go_on.acquire(timeout=60)
+        update(*arguments)
+
+    monkeypatch.setattr(loop_engine.loops, "update", update_when_asked)
+    result = engine.step(gradient, first, 0, {}, length=1.0)
+    thread = threading.Thread(target=result.finish)
+    thread.start()
+    parts, stop = result.parts(), 0
+    for _ in engine._stripes:
+        may_go_on.release()
+        part = next(parts)
+        assert part.start == stop
+        np.testing.assert_array_equal(result.weights[part], expected[part])
+        stop = part.stop
+    assert (stop, list(parts)) == (engine.size, [])
+    thread.join(60)
+
+
+def test_a_push_that_fails_sends_no_reply_and_no_push_follows_it(monkeypatch):
+    monkeypatch.setattr(loop_engine, "STRIPE", 4096)
+    engine, _ = engine_and_reference("momentum")
+    gradient, backup = np.ones(engine.size, np.float32), engine.weights()
+    failing, following = [engine.step(gradient, backup, 0, {}, length=1.0) for _ in range(2)]
+    with monkeypatch.context() as broken:
+        broken.setattr(loop_engine.loops, "update", lambda *given: [][0])
+        with pytest.raises(IndexError):
+            failing.finish()
+    with pytest.raises(NfdtError, match="all parts of the push before"):
+        list(failing.parts())
+    with pytest.raises(NfdtError, match="all parts of the push before"):
+        following.finish()
+    with pytest.raises(NfdtError, match="all parts of the push before"):
+        engine.read()
 
 
 def test_a_large_gradient_that_overflows_is_undone():
@@ -280,6 +333,32 @@ def test_duplicates_wait_for_the_first_push_and_get_its_reply():
     again = store.push("a", Gradient(2, gradient))
     assert (first.applied, again.applied, store.version) == (True, False, 1)
     np.testing.assert_array_equal(first.weights, again.weights)
+
+
+def test_a_push_may_go_on_in_another_thread_while_its_reply_leaves_and_others_arrive(monkeypatch):
+    monkeypatch.setattr(loop_engine, "STRIPE", 4096)
+    manifest = manifest_of("momentum", SHAPES)
+    size, algorithm = manifest.layout.size, resolve_algorithm("ddc-asgd")
+    store, twin = [build_store(manifest, State(np.zeros(size, np.float32)), algorithm, 0, 1, workers=2) for _ in "ab"]
+    for worker in "ab":
+        store.pull(worker, sequence=1), twin.pull(worker, sequence=1)
+    gradients, started = np.random.default_rng(0).normal(size=(2, size)).astype(np.float32), []
+    replies = [store.push(w, Gradient(2, g), start=started.append) for w, g in zip("ab", gradients, strict=True)]
+    assert [(reply.version, reply.staleness) for reply in replies] == [(1, 0), (2, 1)]
+    assert store.statistics()["latency_s"]["sum_s"] == 0, "no update has ended"
+    threads = [threading.Thread(target=update) for update in reversed(started)]  # the later push waits for the first
+    for thread in threads:
+        thread.start()
+    again = store.push("a", Gradient(2, gradients[0]), start=started.append)
+    assert (again.applied, again.parts, len(started)) == (False, None, 2)
+    for worker, gradient, reply in zip("ab", gradients, replies, strict=True):
+        sent = np.concatenate([reply.weights[part] for part in reply.parts()])
+        np.testing.assert_array_equal(sent, twin.push(worker, Gradient(2, gradient)).weights)
+    np.testing.assert_array_equal(again.weights, replies[0].weights)
+    for thread in threads:
+        thread.join(60)
+    assert sum(store.statistics()["latency_s"]["counts"]) == 3
+    np.testing.assert_array_equal(store.read()[0], twin.read()[0])
 
 
 def test_a_push_without_a_reply_holds_up_no_other(monkeypatch):

@@ -17,6 +17,7 @@ from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import (
     AuthenticationFailed,
     JobCancelled,
+    NfdtError,
     ProtocolError,
     Refused,
     ServerUnreachable,
@@ -43,7 +44,7 @@ from nfdt.core.wire.shards_pb2 import (
 )
 from nfdt.core.work.patience import Patience
 from nfdt.model.program.state import State, dump_state, load_state
-from nfdt.shard import listener
+from nfdt.shard import listener, loop_engine
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
 from tests.support import raw_stream
@@ -124,6 +125,77 @@ def test_a_gradient_is_measured_while_it_arrives_and_dropped_wherever_it_is_not_
     assert running.store.statistics()["dropped"] == 3
     client.close()
     running.stop(0)
+
+
+@pytest.fixture
+def held_updates(monkeypatch):
+    """A shard whose updates have several parts, and the semaphore that each part waits for."""
+    assert loop_engine.STRIPE == 2**18
+    running = serve(LARGE, optimizer=keras.optimizers.SGD(RATE, momentum=0.9), rule="ddc")[0]
+    running.store._engine.wait_for_steps()
+    update, may_go_on = loop_engine.loops.update, threading.Semaphore(0)
+
+    def update_when_asked(*arguments):
+        assert may_go_on.acquire(timeout=60)
+        update(*arguments)
+
+    monkeypatch.setattr(loop_engine.loops, "update", update_when_asked)
+    yield running, may_go_on
+    may_go_on.release(100)
+    running.stop(0)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_reply_leaves_while_its_push_is_applied_which_no_broken_connection_stops(held_updates, broken):
+    shard, may_go_on = held_updates
+    found = raw_stream.ticket(shard.address, WORKER_TOKEN)
+    stream = FrameStream(connect("127.0.0.1", found.port, found.ticket, timeout_s=60))
+    stream.send(Frame(kind=PULL, sequence=1, worker="w"))
+    stream.receive_bytes(stream.receive_header().total_bytes)
+    gradient = np.random.default_rng(0).normal(size=LARGE.size).astype("f4")
+    push = Frame(kind=PUSH, sequence=2, worker="w", total_bytes=gradient.nbytes, parts=1, want_weights=True)
+    stream.send(push, gradient)
+    may_go_on.release()
+    assert stream.receive_header().total_bytes == gradient.nbytes
+    first, received = stream.receive_bytes(2**20), np.zeros(LARGE.size, np.float32)
+    if broken:
+        stream.close()
+    may_go_on.release(100)
+    if not broken:
+        stream.receive_into(received[2**18 :])
+    stream.close()
+    client = StreamClient([shard.address], LARGE, "w", WORKER_TOKEN, timeout_s=60, share_memory=False)
+    client._sequence = 1  # as if it had sent the push on the first stream
+    again = client.push(gradient, samples=1)
+    assert (again.applied, again.versions) == (False, (1,))
+    assert again.weights[: 2**18].tobytes() == first
+    assert broken or again.weights[2**18 :].tobytes() == received[2**18 :].tobytes()
+    assert client.push(gradient, samples=1).versions == (2,)
+    client.close()
+
+
+@pytest.mark.parametrize("share_memory", [False, True])
+def test_a_reply_that_leaves_in_parts_is_the_reply(share_memory):
+    running = serve(LARGE, rule="ddc")[0]
+    client = StreamClient([running.address], LARGE, "w", WORKER_TOKEN, timeout_s=60, share_memory=share_memory)
+    client.pull()
+    for gradient in np.random.default_rng(0).normal(size=(3, LARGE.size)).astype("f4"):
+        answer = client.push(gradient, samples=1)  # without momentum nothing is ahead of the weights
+        np.testing.assert_array_equal(answer.weights, running.store.read()[0])
+    client.close()
+    running.stop(0)
+
+
+def test_a_reply_that_cannot_be_completed_breaks_the_connection(held_updates, monkeypatch):
+    shard, may_go_on = held_updates
+    client = StreamClient([shard.address], LARGE, "w", WORKER_TOKEN, timeout_s=60, share_memory=False)
+    client.pull()
+    update, calls = loop_engine.loops.update, itertools.count()
+    monkeypatch.setattr(loop_engine.loops, "update", lambda *given: [][0] if next(calls) == 1 else update(*given))
+    may_go_on.release(100)
+    with pytest.raises(NfdtError, match="expected all parts of the push before"):  # of the push that is sent again
+        client.push(np.ones(LARGE.size, np.float32), samples=1)
+    client.close()
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ class FrameStream:
         self.sent = self.received = 0
 
     def send(self, header: Frame, payload: Any = b"") -> None:
-        """Send one frame.
+        """Send one frame, or its beginning; :meth:`send_more` sends the rest.
 
         Args:
             header: Header, which contains the size of the payload.
@@ -54,11 +54,13 @@ class FrameStream:
             TimeoutError: the other side does not receive.
             OSError: the connection is gone.
         """
-        data, view = header.SerializeToString(), memoryview(payload)
+        data = header.SerializeToString()
         # One system call sends header and payload, without joining them.
-        parts = [memoryview(_LENGTH.pack(len(data)) + data)]
-        if view.nbytes:
-            parts.append(view.cast("B"))
+        self.send_more(_LENGTH.pack(len(data)) + data, payload)
+
+    def send_more(self, *pieces: Any) -> None:
+        """Send the bytes of objects with contiguous buffers; raises the errors of :meth:`send`."""
+        parts = [memoryview(piece).cast("B") for piece in pieces if memoryview(piece).nbytes]
         while parts:
             count = self._connection.send(parts)
             self.sent += count
