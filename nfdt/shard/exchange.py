@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -140,7 +140,8 @@ class WorkerExchange:
         self._history = ReplyHistory()
         self._complete_at = 0.0  # arrival of the last byte of the request
         self._segment: shared_memory.Segment | None = None
-        self._update: threading.Thread | None = None  # of the request that is served
+        self._updates: ThreadPoolExecutor | None = None
+        self._update: Future[None] | None = None  # of the request that is served
 
     def serve(self, stream: FrameStream) -> None:
         """Answer every push and pull; the first error is sent to the worker and ends the stream.
@@ -168,6 +169,9 @@ class WorkerExchange:
         except Exception as error:  # an error in this code or the user's: the worker receives it, too
             logger.exception("A request of %s failed", self._worker)
             self._refuse(stream, sequence, ProtocolError(f"It failed on the shard: {type(error).__name__}: {error}"))
+        finally:
+            if self._updates is not None:
+                self._updates.shutdown()
 
     @staticmethod
     def _refuse(stream: FrameStream, sequence: int, error: NfdtError) -> None:
@@ -197,7 +201,7 @@ class WorkerExchange:
             self._answer(stream, header.sequence, self._reply(header, stream))
         finally:
             if self._update is not None:
-                self._update.join()
+                self._update.result()
                 self._update = None
 
     def _reply(self, header: Frame, stream: FrameStream) -> Reply:
@@ -284,12 +288,12 @@ class WorkerExchange:
                 except Exception:  # the reply's next part, or the next push, raises an error for it
                     logger.exception("A push of %s failed", self._worker)
 
-        self._update = threading.Thread(target=run, name="shard-update", daemon=True)
         try:
-            self._update.start()
+            self._updates = self._updates or _running_executor()
         except (RuntimeError, MemoryError):  # a limit on threads or memory, which may be temporary
-            self._update = None
             run()
+        else:
+            self._update = self._updates.submit(run)
 
     def _delta_request(self, header: Frame) -> DeltaRequest | None:
         codec = self._encoders[find_decoder(header.reply_codec).name] if header.reply_codec else None
@@ -323,3 +327,10 @@ class WorkerExchange:
                 stream.send_more(content[part])
         except NfdtError as error:  # no error fits into the middle of a frame
             raise ConnectionAbortedError(f"a reply could not be completed: {error}") from error
+
+
+def _running_executor() -> ThreadPoolExecutor:
+    """Return an executor whose only thread has been started, so that no later ``submit`` fails to start it."""
+    executor = ThreadPoolExecutor(1, "shard-update")
+    executor.submit(int)
+    return executor

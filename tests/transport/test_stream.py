@@ -44,6 +44,7 @@ from nfdt.core.wire.shards_pb2 import (
 )
 from nfdt.core.work.patience import Patience
 from nfdt.model.program.state import State, dump_state, load_state
+from nfdt.shard import exchange as shard_exchange
 from nfdt.shard import listener, loop_engine
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
@@ -174,8 +175,13 @@ def test_a_reply_leaves_while_its_push_is_applied_which_no_broken_connection_sto
     client.close()
 
 
-@pytest.mark.parametrize("share_memory", [False, True])
-def test_a_reply_that_leaves_in_parts_is_the_reply(share_memory):
+@pytest.mark.parametrize(("share_memory", "threads"), [(False, True), (True, True), (False, False)])
+def test_a_reply_that_leaves_in_parts_is_the_reply(share_memory, threads, monkeypatch):
+    def no_thread():
+        raise RuntimeError("can't start new thread")
+
+    if not threads:
+        monkeypatch.setattr(shard_exchange, "_running_executor", no_thread)
     running = serve(LARGE, rule="ddc")[0]
     client = StreamClient([running.address], LARGE, "w", WORKER_TOKEN, timeout_s=60, share_memory=share_memory)
     client.pull()
