@@ -34,7 +34,7 @@ from nfdt.shard.modes import AsynchronousMode, ModeFactory
 from nfdt.transport.base import WeightDelta
 
 Start = Callable[[Callable[[], None]], None]
-"""Function that starts another one, which raises nothing that its caller could handle, in a thread of its own."""
+"""Function that runs another one, in another thread as a rule, and logs its errors."""
 
 PULL_TIMEOUT_S = 60.0
 EXACT_STALENESS = 64
