@@ -29,7 +29,14 @@ from nfdt_client.local_fit import Fallback
 from nfdt_client.mirror import Fit, Mirror, Validation, begin_epoch, finalize
 from nfdt_client.model_state import ModelState
 from nfdt_client.outside import OF_CODE, OF_DATASET, OF_SCHEDULE, ChangedData, Outside
-from nfdt_client.program_checks import check_batch, check_local_optimizers, check_shards, cluster_for, move_validation
+from nfdt_client.program_checks import (
+    check_batch,
+    check_local_optimizers,
+    check_rows,
+    check_shards,
+    cluster_for,
+    move_validation,
+)
 from nfdt_client.specify import specify
 from nfdt_client.training_data import Stream
 
@@ -70,8 +77,6 @@ def run_fit(session: JobSession, model: Any, arguments: dict[str, Any], fallback
         captured.renew()
         submission, packed = prepare(session, captured, batch, initial_epoch, interactive=True)
         job = session.start(replace(submission, name=name), packed.manifest)
-        # They hold the values that the variables have now, and so would keep them beside the trained ones.
-        submission, packed = replace(submission, blobs={}), replace(packed, state_parts=())
         validate = _local_validation(captured, listeners)
         fit = Fit(
             model,
@@ -140,15 +145,18 @@ def prepare(
     Returns:
         The job with its artifacts, and its program.
     """
-    packed = pack(captured.model, batch, sources=list(captured.changeable) if interactive else ())
-    if session.options.algorithm.consistency_facts.synchronous:
+    algorithm = session.options.algorithm
+    sources = list(captured.changeable) if interactive else ()
+    packed = pack(captured.model, batch, sources=sources, sparse=algorithm.rows)
+    check_rows(packed.manifest, algorithm)
+    if algorithm.consistency_facts.synchronous:
         packed = replace(packed, manifest=merged_in_rounds(captured.model, packed.manifest))
     move_validation(captured, batch, interactive=interactive)
     cluster = session.place(packed.code or captured.ships_code)
-    cluster = cluster_for(captured.model, session.options.algorithm, cluster)
+    cluster = cluster_for(captured.model, algorithm, cluster)
     check_shards(captured.model, packed.manifest, cluster)
     detached = [] if interactive else callbacks.schedulers(captured.arguments["callbacks"])
-    check_local_optimizers(captured.model, packed.manifest, session.options.algorithm, detached)
+    check_local_optimizers(captured.model, packed.manifest, algorithm, detached)
     submission = specify(
         captured, packed, session.options, cluster=cluster, initial_epoch=initial_epoch, interactive=interactive
     )

@@ -53,7 +53,7 @@ class FitOptions(TypedDict, total=False):
     reply_codec: Literal["identity", "bf16", "fp16", "int8", "int4", "top-k"]
     top_k: float
     error_budget: float
-    sparse: bool
+    sparse: bool | Literal["lazy"]
     staleness_bound: int
     softsync_n: int
     dc_lambda: float

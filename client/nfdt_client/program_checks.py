@@ -20,6 +20,7 @@ from nfdt.model.keras_internals import models as keras_models
 from nfdt.model.program.evaluation_check import check_metrics
 from nfdt.model.program.local_optimizers import state_variables
 from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.row_updates import MIN_TABLE_SIZE, why_dense
 from nfdt.model.program.untrained import carrying_layers
 from nfdt.model.training.host_batches import leaves, map_arrays
 from nfdt_client.capture import Capture
@@ -110,6 +111,26 @@ def check_shards(model: Any, manifest: Manifest, cluster: ClusterSpec) -> None:
         "unattributed": f"the variables of {name} cannot be attributed to the model's variables",
     }[obstacle]
     raise UsageError(f"shards={cluster.shards}: expected 1, because {reason}. Remove the option shards.")
+
+
+def check_rows(manifest: Manifest, algorithm: AlgorithmSpec) -> None:
+    """Check that ``sparse="lazy"`` has its effect, and log a warning where no table is large enough.
+
+    Raises:
+        UsageError: the optimizer has no lazy form, or the backend has no rows.
+    """
+    if algorithm.rows != "lazy":
+        return
+    if not manifest.has_rows:
+        raise UsageError("sparse='lazy': expected Keras on TensorFlow. Set KERAS_BACKEND=tensorflow, or leave it out.")
+    if reason := why_dense(manifest, lazy=True):
+        raise UsageError(
+            "sparse='lazy': expected SGD without momentum, Adagrad, or Adam or AdamW without amsgrad, weight decay, "
+            f"clipping, use_ema and gradient accumulation. Received: {manifest.optimizer_class}; {reason}. Use another "
+            "optimizer, or leave the option out."
+        )
+    if not any(manifest.layout.slots[index].size >= MIN_TABLE_SIZE for index in manifest.tables):
+        logger.warning("sparse='lazy' has no effect: no table of the model has %d numbers or more.", MIN_TABLE_SIZE)
 
 
 def check_local_optimizers(

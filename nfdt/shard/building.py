@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from nfdt.consistency import ConsistencyPolicy, make_policy
 from nfdt.core.arrays.layout import Array, ParameterLayout, Run
 from nfdt.core.arrays.table_rows import TableLayout
-from nfdt.core.sharding import GLOBAL, ShardPlan, make_plan, sparse_tables
+from nfdt.core.sharding import GLOBAL, OptimizerSlot, ShardPlan, make_plan, sparse_tables
 from nfdt.core.sharding.records import part_of_records, to_tree
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.presets import FEW_WORKERS
@@ -26,7 +26,8 @@ from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.state import State
 from nfdt.shard.engine import Engine
 from nfdt.shard.modes import AsynchronousMode, MergedMode, ModeFactory, RoundMode
-from nfdt.shard.optimizer_state import plain_traits
+from nfdt.shard.optimizer_state import plain_traits, traits_of_class
+from nfdt.shard.row_optimizer import row_optimizer
 from nfdt.shard.sparse_store import SparseStore
 from nfdt.shard.store import ShardStore
 from nfdt.shard.table import ShardTable
@@ -37,7 +38,7 @@ from nfdt.update_rules.ddc_sgd import DelayedSGD
 
 Store = ShardStore | SparseStore
 
-OTHER = "other"
+OTHER: Final = "other"
 
 _NOTHING = ParameterLayout.of({"nothing": (1,)})
 
@@ -176,18 +177,20 @@ def build_store(
     run = manifest.layout.cut(shards)[index]
     sparse = sparse_tables(manifest, algorithm, shards)
     layout = TableLayout.of_run(run, sparse)
-    own = weights
+    own, program = weights, manifest
+    slots: list[tuple[OptimizerSlot, ...]] = []
     if layout.tables:
-        plan, dense = _without_tables(plan, layout), layout.dense(weights)
+        (plan, slots), dense = _without_tables(plan, run, sparse), layout.dense(weights)
         own = dense if dense.size else np.zeros(1, np.float32)
+        program = manifest if dense.size else _of_nothing(manifest)
 
     mode = mode_for(policy or make_policy(algorithm), workers)
 
     def make() -> Engine:
         blocks = blocks_of(manifest, run, sparse)
-        engine = _loop_engine(manifest, plan, algorithm, blocks, own, workers) if mode is AsynchronousMode else None
+        engine = _loop_engine(program, plan, algorithm, blocks, own, workers) if mode is AsynchronousMode else None
         if engine is None:
-            return _keras_engine(manifest, plan, algorithm, blocks, State(own, state.optimizer), custom_objects)
+            return _keras_engine(program, plan, algorithm, blocks, State(own, state.optimizer), custom_objects)
         engine.write(own, state.optimizer)
         return engine
 
@@ -198,8 +201,11 @@ def build_store(
     backup_format = format_for(engine.rule, algorithm, workers)
     dense_store = ShardStore(engine, mode=mode, overlap=algorithm.overlap, backup_format=backup_format, spans=spans)
     tables = [
-        ShardTable(values.copy(), make_rule(algorithm, engine.traits, TableRows())) for values in layout.views(weights)
+        ShardTable(values.copy(), _rule_of_rows(manifest, algorithm), row_optimizer(manifest), own_slots)
+        for values, own_slots in zip(layout.views(weights), slots, strict=True)
     ]
+    for table in tables:
+        table.load_slots(state.optimizer)
     store: Store = SparseStore(dense_store, engine, tables, layout) if tables else dense_store
     if records is not None:
         store.restore(to_tree(part_of_records(records, index)))
@@ -264,8 +270,29 @@ def blocks_of(manifest: Manifest, run: Run, elsewhere: Sequence[int] = ()) -> Ke
     return KernelBlocks([piece.shape for piece in pieces], by_rows)
 
 
-def _without_tables(plan: ShardPlan, layout: TableLayout) -> ShardPlan:
-    """Return the plan of the weights outside the tables: one flat vector, whose optimizer has no slots."""
-    size = layout.dense_size
-    slots = tuple(slot for slot in plan.slots or () if slot.variable == GLOBAL)
-    return replace(plan, layout=ParameterLayout.of({"dense": (size,)}) if size else _NOTHING, slots=slots)
+def _rule_of_rows(manifest: Manifest, algorithm: AlgorithmSpec) -> UpdateRule:
+    """Return the update rule of tables; to it, every optimizer with slots is a black box that steps on rows."""
+    traits = traits_of_class(str(manifest.optimizer_class), manifest.optimizer_options)
+    return make_rule(algorithm, traits if traits.kind == "sgd" else replace(traits, kind=OTHER), TableRows())
+
+
+def _without_tables(
+    plan: ShardPlan, run: Run, tables: Sequence[int]
+) -> tuple[ShardPlan, list[tuple[OptimizerSlot, ...]]]:
+    """Return the plan of the weights outside the tables, one flat vector, and the optimizer's slots of each table."""
+    others = [place for place, piece in enumerate(run.pieces) if piece.variable not in tables]
+    size = sum(run.pieces[place].stop - run.pieces[place].start for place in others)
+    number = {GLOBAL: GLOBAL, **{place: position for position, place in enumerate(others)}}
+    slots = plan.slots or ()
+    rest = tuple(replace(slot, variable=number[slot.variable]) for slot in slots if slot.variable in number)
+    own = [tuple(s for s in slots if s.variable == place) for place in range(len(run.pieces)) if place not in number]
+    layout = ParameterLayout.of({"dense": (size,)}) if size else _NOTHING
+    return replace(plan, layout=layout, slots=rest), own
+
+
+def _of_nothing(manifest: Manifest) -> Manifest:
+    """Return the program of a shard with tables only: its dense store counts updates and has the learning rate."""
+    options = {"name": "sgd", "learning_rate": manifest.optimizer_options["learning_rate"]}
+    config = {"module": "keras.optimizers", "class_name": "SGD", "config": options, "registered_name": None}
+    own = [entry for entry in manifest.optimizer_variables or () if entry["variable"] == GLOBAL]
+    return manifest.with_optimizer(config, own)

@@ -40,7 +40,7 @@ class OptimizerPart:
         """Return, for each variable of the shard, its parts; None for one that ``state`` lacks."""
         complete = [all(slot.index in state for slot in members) for members in self._members]
         return [
-            [_held(state[slot.index], slot) for slot in members] if whole else None
+            [part_of(state[slot.index], slot) for slot in members] if whole else None
             for members, whole in zip(self._members, complete, strict=True)
         ]
 
@@ -114,8 +114,8 @@ def traits_of_class(name: str, options: Mapping[str, Any]) -> OptimizerTraits:
     return traits
 
 
-def _held(whole: Array, slot: OptimizerSlot) -> Array:
-    """Return this shard's part of a variable of the whole optimizer."""
+def part_of(whole: Array, slot: OptimizerSlot) -> Array:
+    """Return this shard's part of a variable of the whole optimizer, flat."""
     flat = np.asarray(whole).reshape(-1)
     return flat if slot.start is None else flat[slot.start : slot.start + math.prod(slot.shape)]
 

@@ -9,7 +9,7 @@ worker gets all weights as one flat vector, and may push a flat gradient.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -147,11 +147,11 @@ class SparseStore(StateHolder):
         """Return the state at one moment; see :meth:`ShardStore.hold`. The tables are copied."""
         with self._changed:
             held = self._dense.hold(records=records, weights_only=weights_only)
-            dense = whole(held.weights)
+            dense, optimizer = whole(held.weights), held.optimizer if weights_only else self._with_slots(held.optimizer)
             others = held.records
             if records:
                 others = {**others, "tables": {str(index): table.records() for index, table in enumerate(self._tables)}}
-            return replace(held, weights=self._joined(dense), records=others)
+            return replace(held, weights=self._joined(dense), optimizer=optimizer, records=others)
 
     def restore(self, records: RecordTree) -> None:
         """Continue from the records of a snapshot; see :meth:`ShardStore.restore`."""
@@ -173,6 +173,7 @@ class SparseStore(StateHolder):
             version = self._dense.write(self._at_least_one(self._layout.dense(weights)), optimizer)
             for table, values in zip(self._tables, self._layout.views(weights), strict=True):
                 table.replace(values, version)
+                table.load_slots(optimizer)
             return version
 
     def _received(self, worker: str, values: npt.NDArray[Any]) -> RowVector:
@@ -245,6 +246,12 @@ class SparseStore(StateHolder):
         oldest = min(min(versions.values()) for versions in self._backup_versions.values())
         for table in self._tables:
             table.keep(oldest, sum(map(len, self._backup_versions.values())))
+
+    def _with_slots(self, optimizer: Mapping[int, Any]) -> dict[int, Any]:
+        """Return the optimizer's variables of the dense store and those of the tables, by index."""
+        for table in self._tables:
+            optimizer = {**optimizer, **table.read_slots()}
+        return dict(sorted(optimizer.items()))
 
     def _joined(self, dense: Vector) -> Vector:
         return self._layout.join(self._own(dense), [table.weights for table in self._tables])

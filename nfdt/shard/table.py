@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nfdt.core.arrays.table_rows import Rows, Vector
+from nfdt.core.sharding import OptimizerSlot
 from nfdt.core.sharding.records import RecordTree
+from nfdt.shard.optimizer_state import joined, part_of
+from nfdt.shard.row_optimizer import RowOptimizer, Slots
 from nfdt.update_rules.base import Push, RuleState, UpdateRule, check_state
 
 Index = npt.NDArray[np.int32]
@@ -112,34 +116,43 @@ class PushContext:
 
 @dataclass(frozen=True)
 class MovedRows:
-    """Rows before and after a gradient, and the rule's states of them after it."""
+    """Rows before and after a gradient, and the optimizer's slots and the rule's states of them after it."""
 
     index: Index
     before: Vector
     weights: Vector
+    slots: Slots
     state: RuleState
     worker: RuleState
 
     @property
     def finite(self) -> bool:
         """Whether all values after the gradient are finite."""
-        return all(bool(np.isfinite(v).all()) for v in (self.weights, *self.state.values(), *self.worker.values()))
+        arrays = (self.weights, *self.slots, *self.state.values(), *self.worker.values())
+        return all(bool(np.isfinite(array).all()) for array in arrays)
 
 
 class ShardTable:
-    """Table that is updated by plain gradient descent, with any update rule.
+    """Table that is updated by an optimizer of rows, with any update rule.
 
-    Rows without a gradient keep their values and their rule state, as under SGD without momentum. Not thread-safe.
+    Rows without a gradient keep their values, their slots and their rule state. Not thread-safe.
 
     Args:
         weights: Shape ``(rows, width)``, float32; the table takes ownership.
-        rule: The update rule.
+        rule: The update rule; one that owns the optimizer is for gradient descent.
+        optimizer: The user's optimizer on rows.
+        slots: The optimizer's variables of this table.
     """
 
-    def __init__(self, weights: Vector, rule: UpdateRule) -> None:
+    def __init__(
+        self, weights: Vector, rule: UpdateRule, optimizer: RowOptimizer, slots: Sequence[OptimizerSlot]
+    ) -> None:
         self.weights = weights
         self.log = RowLog(len(weights))
         self._rule = rule
+        self._optimizer = optimizer
+        self._places = tuple(slots)
+        self._slots = tuple(_filled(weights.shape, value) for value in optimizer.initial)
         self._state: RuleState = rule.init_shard(_ROW_OPS, weights)
         self._workers: dict[str, RuleState] = {}
 
@@ -156,16 +169,20 @@ class ShardTable:
         with np.errstate(over="ignore", invalid="ignore"):
             made = self._rule.correct(_ROW_OPS, push, state, own)
             rate = np.float32(context.rate) * made.learning_rate_scale
-            moved = self._rule.advance(_ROW_OPS, made.gradient, before, rate, push.updates, made.shard)
-            state = moved.shard
-            if not self._rule.owns_optimizer:
-                state = self._rule.observe(_ROW_OPS, before, moved.weights, state)
-        return MovedRows(index, before, moved.weights, state, made.worker)
+            if self._rule.owns_optimizer:
+                moved = self._rule.advance(_ROW_OPS, made.gradient, before, rate, push.updates, made.shard)
+                return MovedRows(index, before, moved.weights, (), moved.shard, made.worker)
+            held = tuple(slot[index] for slot in self._slots)
+            weights, slots = self._optimizer.step(made.gradient, before, held, rate, context.updates)
+            state = self._rule.observe(_ROW_OPS, before, weights, made.shard)
+        return MovedRows(index, before, weights, slots, state, made.worker)
 
     def keep_moved(self, worker: str, moved: MovedRows, version: int) -> None:
         """Store the rows as version ``version``."""
         index = moved.index
         self.weights[index] = moved.weights
+        for slot, values in zip(self._slots, moved.slots, strict=True):
+            slot[index] = values
         self._state = _put(self._state, index, moved.state)
         self._workers[worker] = _put(self._workers[worker], index, moved.worker)
         self.log.add(version, index, moved.before)
@@ -184,6 +201,20 @@ class ShardTable:
         np.copyto(self.weights, weights)
         self.log.clear(version)
 
+    def read_slots(self) -> dict[int, Vector]:
+        """Return copies of the optimizer's variables of the table, by their index in the whole optimizer."""
+        return {place.index: slot.copy() for place, slot in zip(self._places, self._slots, strict=True)}
+
+    def load_slots(self, optimizer: Mapping[int, npt.NDArray[Any]]) -> None:
+        """Replace the optimizer's variables of the table by their parts of those given of the whole optimizer.
+
+        Raises:
+            ShapeMismatch: a variable has another shape.
+        """
+        for place, slot in zip(self._places, self._slots, strict=True):
+            if place.index in optimizer:
+                slot[...] = joined([part_of(optimizer[place.index], place)], slot.shape, str(place.index))
+
     def records(self) -> RecordTree:
         """Return copies of the rule's state of the table and of each worker; see :mod:`nfdt.core.sharding.records`."""
         return {"rule": _copied(self._state), "workers": {name: _copied(own) for name, own in self._workers.items()}}
@@ -201,6 +232,11 @@ class ShardTable:
     def forget(self, worker: str) -> None:
         """Free the rule's state of a worker that has left."""
         self._workers.pop(worker, None)
+
+
+def _filled(shape: tuple[int, ...], value: float) -> Vector:
+    """Return an array of a value; zeros are not written."""
+    return np.full(shape, value, np.float32) if value else np.zeros(shape, np.float32)
 
 
 def _rows(state: RuleState, index: Index) -> RuleState:

@@ -55,8 +55,19 @@ def test_emulation_is_given_as_mapping_or_dotted_names(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("given", "read"), [("lazy", "lazy"), ("true", True), (False, False), ("0", False), (True, True)]
+)
+def test_rows_are_on_off_or_lazy(given, read, tmp_path):
+    options = layered({"sparse": given}, directory=tmp_path)
+    assert options.algorithm.sparse == options.algorithm.rows == read
+    with pytest.raises(UsageError, match="sparse=.* has no effect here. Expected: .*codec='identity'"):
+        layered({"sparse": given, "codec": "int8"}, directory=tmp_path)
+
+
+@pytest.mark.parametrize(
     ("arguments", "needle"),
     [
+        ({"sparse": "eager"}, "sparse"),
         ({"wokers": 3}, "workers"),
         ({"algorithm": "adsg"}, "ddc-asgd"),
         ({"algorithm": "group-sync", "workers": 4, "groups": "0,1;2"}, "each of the workers 0 to 3"),

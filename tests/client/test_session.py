@@ -10,6 +10,7 @@ import pytest
 from nfdt_client import decorator
 from nfdt_client.connection import JobsClient
 from nfdt_client.handle import JobHandle, attach, describe_log
+from nfdt_client.program_checks import check_rows
 
 from nfdt.core.errors import (
     AuthenticationFailed,
@@ -20,6 +21,8 @@ from nfdt.core.errors import (
     UsageError,
     WorkerFailed,
 )
+from nfdt.core.specs.job import resolve_algorithm
+from nfdt.model.program.manifest import Manifest
 from tests.support.fake_server import TOKEN
 
 keras = pytest.importorskip("keras")
@@ -375,6 +378,29 @@ def test_a_norm_over_all_variables_needs_one_shard(fake, model):
     ):
         model.fit(X, Y, verbose=0)
     assert fake.jobs.artifacts == {}
+
+
+@pytest.mark.parametrize(
+    "optimizer", [keras.optimizers.RMSprop(0.1), keras.optimizers.AdamW(0.1), keras.optimizers.SGD(0.1, momentum=0.9)]
+)
+def test_lazy_rows_need_an_optimizer_with_a_lazy_form(fake, model, optimizer):
+    model.compile(optimizer, "mse")
+    with (
+        decorator.session(server=fake.address, token=TOKEN, sparse="lazy"),
+        pytest.raises(UsageError, match=f"sparse='lazy': expected SGD.*Received: {type(optimizer).__name__}; "),
+    ):
+        model.fit(X, Y, verbose=0)
+    assert fake.jobs.artifacts == {}
+
+
+def test_lazy_rows_without_a_large_table_have_no_effect(caplog):
+    entries = {"layout": [["a", [4, 4]]], "divisible": True, "tables": [0], "optimizer": {"class_name": "Adam"}}
+    manifest = Manifest(entries)
+    check_rows(manifest, resolve_algorithm("asgd", sparse="lazy"))
+    assert "sparse='lazy' has no effect" in caplog.text
+    check_rows(manifest.replaced(optimizer={"class_name": "RMSprop"}), resolve_algorithm("asgd"))
+    with pytest.raises(UsageError, match="TensorFlow"):
+        check_rows(manifest.replaced(versions={"jax": "0.4"}), resolve_algorithm("asgd", sparse="lazy"))
 
 
 def test_a_wrong_address_or_token_is_reported_before_the_script_works(fake):

@@ -13,6 +13,7 @@ from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.specs.presets import AXES, PRESETS
 from nfdt.model.program.state import State
+from nfdt.shard.sparse_store import SparseStore
 from nfdt.update_rules import RULES
 from tests.support.restored_stores import Shards, check_continuation
 from tests.support.shard_cluster import LAYOUT, Reference
@@ -57,12 +58,15 @@ def test_every_rule_goes_on_from_a_copy_with_many_workers(rule):
 
 
 @pytest.mark.parametrize("consistency", [c for c in AXES["consistency"] if c in ("free", "bsp")])
+@pytest.mark.parametrize("optimizer", [keras.optimizers.SGD, keras.optimizers.Adagrad, keras.optimizers.Adam])
 @pytest.mark.parametrize("rule", RULES)
-def test_every_rule_goes_on_from_a_copy_of_tables(rule, consistency):
-    reference = Reference(keras.optimizers.SGD(0.1), layout=TABLE)
+def test_every_rule_goes_on_from_a_copy_of_tables(rule, optimizer, consistency):
+    reference = Reference(optimizer(0.1), layout=TABLE)
     manifest, state = reference.manifest().replaced(tables=[1]), State(reference.weights)
-    algorithm = resolve_algorithm("asgd", update_rule=rule, consistency=consistency, sparse=True)
-    check_continuation(Shards(manifest, state, algorithm))
+    algorithm = resolve_algorithm("asgd", update_rule=rule, consistency=consistency, sparse="lazy")
+    shards = Shards(manifest, state, algorithm)
+    assert isinstance(shards.stores[0], SparseStore)
+    check_continuation(shards)
 
 
 def test_all_variables_of_the_small_program_are_copied():

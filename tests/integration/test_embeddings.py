@@ -10,6 +10,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.support.local_cluster import clone, flat, train
 
@@ -20,7 +21,9 @@ OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.5),
     "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     "adam": lambda: keras.optimizers.Adam(0.01),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
 }
+SQUARED = ("adam", "adagrad")  # Keras squares the gradients of a word's places singly
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +34,45 @@ def sentences():
     return x, (x.sum(1) % 3).astype("int32")
 
 
-def model(optimizer):
-    layers = [keras.layers.Embedding(WORDS, WIDTH), keras.layers.Flatten(), keras.layers.Dense(3, "softmax")]
+@pytest.fixture(scope="module")
+def distinct():
+    """Return sentences in batches of 20 without repeated words, of which half never occur."""
+    rng = np.random.default_rng(5)
+    x = np.concatenate([rng.permutation(WORDS // 2)[:240].reshape(40, LENGTH) for _ in range(5)]).astype("int32")
+    return x, (x.sum(1) % 3).astype("int32")
+
+
+class Scaled(keras.layers.Embedding):
+    """Embedding of a library: a subclass that looks rows up."""
+
+    def call(self, inputs):
+        return 2 * super().call(inputs)
+
+
+class Mixed(keras.layers.Embedding):
+    """Subclass that also adds the mean of all rows."""
+
+    def call(self, inputs):
+        return super().call(inputs) + keras.ops.mean(self.embeddings, axis=0)
+
+
+class LazyAdam(keras.optimizers.Adam):
+    """Adam that restores the rows and moments without a gradient."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        index = self._get_variable_index(variable)
+        rows = [variable, self._momentums[index], self._velocities[index]]
+        before = [tf.identity(tf.convert_to_tensor(row)) for row in rows]
+        gradient = tf.convert_to_tensor(gradient)
+        super().update_step(gradient, variable, learning_rate)
+        if variable.shape == (WORDS, WIDTH):
+            touched = tf.reduce_any(gradient != 0, axis=-1, keepdims=True)
+            for row, kept in zip(rows, before, strict=True):
+                row.assign(tf.where(touched, tf.convert_to_tensor(row), kept))
+
+
+def model(optimizer, table=keras.layers.Embedding):
+    layers = [table(WORDS, WIDTH), keras.layers.Flatten(), keras.layers.Dense(3, "softmax")]
     made = keras.Sequential([keras.Input((LENGTH,), dtype="int32"), *layers])
     made.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
     return made
@@ -47,13 +87,13 @@ def model(optimizer):
         ("sgd", "dc-asgd-a", 1, "in_process"),
         ("momentum", "ddc-asgd", 3, "stream"),
         ("adam", "ddc-asgd", 3, "stream"),
+        ("adagrad", "ddc-asgd", 2, "stream"),
+        ("adagrad", "bsp", 1, "stream"),
+        ("adagrad", "dc-asgd-a", 1, "in_process"),
     ],
 )
-def test_one_worker_equals_plain_fit(sentences, name, algorithm, shards, transport):
-    """Case: Adam on batches without repeated words, as Keras squares the gradients of a word's places singly."""
-    x, y = sentences
-    if name == "adam":
-        x = np.concatenate([np.random.default_rng(i).permutation(WORDS)[:120].reshape(20, LENGTH) for i in range(10)])
+def test_one_worker_equals_plain_fit(sentences, distinct, name, algorithm, shards, transport):
+    x, y = distinct if name in SQUARED else sentences
     fit = {"batch_size": 20, "epochs": 2}
     local, job = clone(model, OPTIMIZERS[name]()), clone(model, OPTIMIZERS[name]())
     history = local.fit(x, y, shuffle=False, verbose=0, validation_data=(x[:50], y[:50]), **fit).history
@@ -68,20 +108,31 @@ def test_one_worker_equals_plain_fit(sentences, name, algorithm, shards, transpo
         np.testing.assert_allclose(outcome.optimizer[index], np.asarray(variable), rtol=1e-2, atol=2e-5)
 
 
-def test_bsp_with_4_workers_equals_one_process_with_the_4_fold_batch(sentences):
-    x, y = sentences[0][:190], sentences[1][:190]
-    local, job = clone(model, OPTIMIZERS["sgd"]()), clone(model, OPTIMIZERS["sgd"]())
+@pytest.mark.parametrize("name", ["sgd", "adagrad"])
+def test_bsp_with_4_workers_equals_one_process_with_the_4_fold_batch(sentences, distinct, name):
+    x, y = (part[:190] for part in (distinct if name in SQUARED else sentences))
+    local, job = clone(model, OPTIMIZERS[name]()), clone(model, OPTIMIZERS[name]())
     local.fit(x, y, batch_size=40, epochs=2, shuffle=False, verbose=0)
     outcome = train(job, x, y, algorithm="bsp", workers=4, shards=2, transport="stream", batch_size=10, epochs=2)
     np.testing.assert_allclose(outcome.weights, flat(local), rtol=2e-4, atol=2e-5)
     assert sum(sent for sent, _ in outcome.traffic) < 4 * outcome.weights.size  # of 40 gradients
 
 
-@pytest.mark.parametrize("overrides", [{}, {"overlap": 1}, {"update_rule": "dc-a"}], ids=str)
-def test_three_workers_train_every_sample_by_rows(sentences, overrides):
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("sgd", {}),
+        ("sgd", {"overlap": 1}),
+        ("sgd", {"update_rule": "dc-a"}),
+        ("adagrad", {}),
+        ("adam", {"sparse": "lazy", "overlap": 1}),
+    ],
+    ids=str,
+)
+def test_three_workers_train_every_sample_by_rows(sentences, name, overrides):
     x, y = sentences
     outcome = train(
-        clone(model, OPTIMIZERS["sgd"]()), x, y, algorithm="ddc-asgd", overrides=overrides,
+        clone(model, OPTIMIZERS[name]()), x, y, algorithm="ddc-asgd", overrides=overrides,
         workers=3, shards=2, transport="stream", batch_size=20, epochs=4, validation=(x, y),
     )  # fmt: skip
     assert int(outcome.optimizer[0]) == 40
@@ -89,11 +140,46 @@ def test_three_workers_train_every_sample_by_rows(sentences, overrides):
     assert np.isfinite(outcome.weights).all()
 
 
-def test_rows_are_a_small_part_of_the_bytes(sentences):
+@pytest.mark.parametrize("table", [Scaled, Mixed])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_subclasses_equal_plain_fit(distinct, table, shards):
+    """Case: only the gradients of one of them are of rows."""
+    x, y = distinct
+    local, job = (clone(lambda optimizer: model(optimizer, table), OPTIMIZERS["adagrad"]()) for _ in range(2))
+    local.fit(x, y, batch_size=20, epochs=2, shuffle=False, verbose=0)
+    outcome = train(
+        job, x, y, algorithm="ddc-asgd", shards=shards, transport="stream", batch_size=20, epochs=2
+    )  # fmt: skip
+    np.testing.assert_allclose(outcome.weights, flat(local), rtol=2e-3, atol=2e-5)
+    few = outcome.traffic[0][0] < 20 * 4 * outcome.weights.size * 0.1
+    assert few == (table is Scaled)
+
+
+@pytest.mark.parametrize(("algorithm", "shards"), [("ddc-asgd", 2), ("bsp", 1), ("dc-asgd", 1)])
+def test_a_lazy_adam_leaves_other_rows_as_they_are(sentences, algorithm, shards):
+    x, y = sentences
+    local, job = clone(model, LazyAdam(0.01)), clone(model, keras.optimizers.Adam(0.01))
+    start = flat(job)
+    fit = {"batch_size": 20, "epochs": 2}
+    local.fit(x, y, shuffle=False, verbose=0, **fit)
+    outcome = train(
+        job, x, y, algorithm=algorithm, overrides={"sparse": "lazy"}, shards=shards, transport="stream", **fit
+    )  # fmt: skip
+    np.testing.assert_allclose(outcome.weights, flat(local), rtol=2e-3, atol=5e-5)
+    for index, variable in enumerate(local.optimizer.variables):
+        np.testing.assert_allclose(outcome.optimizer[index], np.asarray(variable), rtol=1e-2, atol=2e-5)
+    others = np.setdiff1d(np.arange(WORDS), x)
+    held, trained = (weights[: WORDS * WIDTH].reshape(WORDS, WIDTH) for weights in (start, outcome.weights))
+    assert np.array_equal(trained[others], held[others])
+    assert outcome.traffic[0][0] < 20 * 4 * outcome.weights.size * 0.1
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad"])
+def test_rows_are_a_small_part_of_the_bytes(sentences, name):
     x, y = sentences
     dense, sparse = (
         train(
-            clone(model, OPTIMIZERS["sgd"]()), x, y, algorithm="asgd", overrides={"sparse": by_rows},
+            clone(model, OPTIMIZERS[name]()), x, y, algorithm="asgd", overrides={"sparse": by_rows},
             transport="stream", batch_size=10, epochs=2,
         )
         for by_rows in (False, True)

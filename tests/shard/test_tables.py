@@ -15,16 +15,21 @@ from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.table_rows import TableLayout
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.sharding import sparse_tables
+from nfdt.model.program.row_updates import why_dense
 from nfdt.model.program.state import State
 from nfdt.shard.building import build_store
 from nfdt.shard.messages import DeltaRequest, Gradient
 from nfdt.shard.sparse_store import SparseStore
 from nfdt.shard.table import RowLog
 from nfdt.update_rules import RULES
+from tests.support.restored_stores import Shards
 from tests.support.shard_cluster import Reference, rule_spec
 
 LAYOUT = ParameterLayout.of([("kernel", (4, 2)), ("table", (1024, 64)), ("bias", (2,))])
 TABLES = TableLayout.of(LAYOUT, (1,))
+
+
+OPTIMIZERS = {"sgd": lambda: keras.optimizers.SGD(0.1), "adagrad": lambda: keras.optimizers.Adagrad(0.1)}
 
 
 def manifest(optimizer=None):
@@ -32,8 +37,8 @@ def manifest(optimizer=None):
     return made.manifest().replaced(tables=[1]), State(made.weights)
 
 
-def stores(rule, overlap=0, **options):
-    program, state = manifest()
+def stores(rule, overlap=0, optimizer="sgd", **options):
+    program, state = manifest(OPTIMIZERS[optimizer]())
     made = [
         build_store(program, state, rule_spec(rule, sparse=sparse, overlap=overlap, **options), 0, 1, workers=2)
         for sparse in (False, True)
@@ -63,27 +68,37 @@ def run(store, rows, overlap=0):
     return found
 
 
+def same_variables(found, wanted):
+    assert sorted(found) == sorted(wanted)
+    for index, value in wanted.items():
+        assert np.shape(found[index]) == np.shape(value)
+        np.testing.assert_allclose(found[index], value, rtol=2e-5, atol=2e-6)
+
+
 def counts(store):
     return {name: value for name, value in store.statistics().items() if not name.endswith("_s")}
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("rule", RULES)
-def test_rows_are_moved_as_a_dense_shard_moves_them(rule, overlap):
+def test_rows_are_moved_as_a_dense_shard_moves_them(rule, overlap, optimizer):
     """Case: all rows are touched if the rule keeps state, as state of untouched rows decays on a dense shard only."""
     rows = 40 if rule in ("plain", "staleness-scaled", "dc") else 1024
-    dense, sparse = stores(rule, overlap)
+    dense, sparse = stores(rule, overlap, optimizer)
     for wanted, answer in zip(run(dense, rows, overlap), run(sparse, rows, overlap), strict=True):
         np.testing.assert_allclose(answer, wanted, rtol=2e-5, atol=2e-6)
     np.testing.assert_allclose(sparse.read()[0], dense.read()[0], rtol=2e-5, atol=2e-6)
+    same_variables(sparse.read()[1], dense.read()[1])
     assert sparse.version == dense.version == 7
     assert counts(sparse) == counts(dense)
     assert sparse.statistics()["busy_s"] > 0
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("rule", RULES)
-def test_untouched_rows_stay_as_they_are(rule):
-    _, sparse = stores(rule)
+def test_untouched_rows_stay_as_they_are(rule, optimizer):
+    _, sparse = stores(rule, optimizer=optimizer)
     before = TABLES.views(sparse.pull("a").weights)[0]
     values = gradient(1)
     after = TABLES.views(push(sparse, "a", 1, values).weights)[0]
@@ -147,11 +162,11 @@ def test_what_does_not_fit_is_refused():
 
 
 @pytest.mark.parametrize("denominators", [(0, 0, 0), (3, 0.5, 1), (np.inf, np.inf, np.inf)])
-@pytest.mark.parametrize("rule", ["plain", "dc-a", "ddc"])
-def test_the_parts_of_a_round_are_one_update(rule, denominators):
+@pytest.mark.parametrize(("rule", "optimizer"), [("plain", "sgd"), ("dc-a", "sgd"), ("ddc", "sgd"), ("ddc", "adagrad")])
+def test_the_parts_of_a_round_are_one_update(rule, optimizer, denominators):
     """In any order of arrival; a part that is not finite, comes twice or comes late counts for nothing."""
     found = []
-    for store in stores(rule, consistency="bsp"):
+    for store in stores(rule, optimizer=optimizer, consistency="bsp"):
         for worker in "abc":
             store.pull(worker, sequence=1)
         arrivals = [("b", 2, 1, 7), ("a", 2, 0, 20), ("b", 2, 1, 7), ("c", 2, 2, 1)]
@@ -172,22 +187,88 @@ def test_the_parts_of_a_round_are_one_update(rule, denominators):
     np.testing.assert_allclose(found[1][1], found[0][1], rtol=2e-5, atol=2e-6)
 
 
-def test_a_shard_of_rows_alone_counts_updates_and_drops_what_is_not_finite():
-    program, state = manifest()
-    algorithm = rule_spec("ddc")
+ALONE = {**OPTIMIZERS, "lazy": lambda: keras.optimizers.Adam(0.1, epsilon=0.0)}
+
+
+@pytest.mark.parametrize("optimizer", ALONE)
+def test_a_shard_of_rows_alone_counts_updates_and_drops_what_is_not_finite(optimizer):
+    program, state = manifest(ALONE[optimizer]())
+    algorithm = rule_spec("ddc", sparse="lazy" if optimizer == "lazy" else True)
     middle = build_store(program, state, algorithm, 1, 3, workers=1)
     assert isinstance(middle, SparseStore)
     rows = TableLayout(middle.size, ()).dense(middle.pull("a").weights).size // 64
     assert middle.size == 64 * rows
     assert push(middle, "a", 1, np.ones(middle.size, np.float32)).applied
     assert not push(middle, "a", 2, np.full(middle.size, np.nan, np.float32)).applied
-    weights, optimizer = middle.read()
-    np.testing.assert_allclose(weights, state.weights[middle_start(program) :][: middle.size] - 0.1, rtol=1e-5)
-    assert int(optimizer[0]) == middle.version == 1
+    weights, variables = middle.read()
+    step = 0.1 / np.sqrt(1.1) if optimizer == "adagrad" else 0.1
+    np.testing.assert_allclose(
+        weights, state.weights[middle_start(program) :][: middle.size] - step, rtol=1e-5, atol=1e-6
+    )
+    assert int(variables[0]) == middle.version == 1
+    filled = {"sgd": {}, "adagrad": {3: 1.1}, "lazy": {4: 0.1, 5: 0.001}}[optimizer]
+    assert sorted(variables) == [0, 1, *filled]
+    for index, value in filled.items():
+        np.testing.assert_allclose(variables[index], np.full((rows, 64), value), rtol=1e-4)
 
 
 def middle_start(program):
     return program.layout.cut(3)[1].start
+
+
+MANY = np.arange(1024)
+PARTS = [MANY, np.array([3, 5, 1000]), np.array([3, 700]), MANY[::2]]
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("rule", ["plain", "dc-a", "ddc"])
+def test_one_worker_s_lazy_adam_is_keras_adam_whose_other_rows_stand_still(rule, shards):
+    reference = Reference(keras.optimizers.Adam(0.02, beta_2=0.9), layout=LAYOUT)
+    made = Shards(
+        reference.manifest().replaced(tables=[1]),
+        State(reference.weights, reference.state),
+        rule_spec(rule, sparse="lazy"),
+        shards=shards,
+    )
+    assert any(isinstance(store, SparseStore) for store in made.stores)
+    made.pull("a")
+    held = [reference.variables[1], *reference.optimizer.variables[4:6]]
+    for step, rows in enumerate(PARTS):
+        values = gradient(step, 1024)
+        rest = np.setdiff1d(MANY, rows)
+        TABLES.views(values)[0][rest] = 0
+        before = [variable.numpy() for variable in held]
+        reference.apply(values)
+        for variable, kept in zip(held, before, strict=True):
+            variable.assign(np.where(np.isin(MANY, rest)[:, None], kept, variable))
+        made.push("a", values)
+        state = made.read()
+        np.testing.assert_allclose(state.weights, reference.weights, rtol=2e-4, atol=2e-6)
+        same_variables(state.optimizer, reference.state)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_adagrad_takes_over_and_writes_the_sums_of_a_table(shards):
+    reference = Reference(keras.optimizers.Adagrad(0.1), layout=LAYOUT)
+    for step in range(2):
+        reference.apply(gradient(step))
+    made = Shards(
+        reference.manifest().replaced(tables=[1]), State(reference.weights, reference.state), rule_spec("ddc"),
+        shards=shards,
+    )  # fmt: skip
+    same_variables(made.read().optimizer, reference.state)
+    made.pull("a")
+    for step in range(2, 4):
+        reference.apply(gradient(step))
+        made.push("a", gradient(step))
+    np.testing.assert_allclose(made.read().weights, reference.weights, rtol=2e-5, atol=2e-6)
+    same_variables(made.read().optimizer, reference.state)
+    others = {index: np.asarray(value + 1, value.dtype) for index, value in reference.state.items()}
+    for store, run in zip(made.stores, manifest()[0].layout.cut(shards), strict=True):
+        store.write(reference.weights[run.elements], others)
+    same_variables(made.read().optimizer, others)
+    with pytest.raises(ShapeMismatch, match="another program"):
+        made.stores[-1].write(reference.weights[-made.stores[-1].size :], {3: np.zeros((2, 64))})
 
 
 OPTIONS = [
@@ -207,10 +288,33 @@ def test_only_what_plain_gradient_descent_moves_goes_by_rows():
     assert sparse_tables(manifest()[0], algorithm, 3) == (1,)
     for options in OPTIONS:
         assert not sparse_tables(manifest(keras.optimizers.SGD(0.1, **options))[0], algorithm, 1), options
+    assert sparse_tables(manifest(keras.optimizers.Adagrad())[0], algorithm, 3) == (1,)
     assert not sparse_tables(manifest(keras.optimizers.Adam())[0], algorithm, 1)
+    assert not sparse_tables(manifest()[0].replaced(optimizer_attributes={"momentum": 0.9}), algorithm, 1)
+    assert not sparse_tables(manifest()[0].replaced(versions={"keras": "3", "jax": "0.4"}), algorithm, 1)
     for changed in ({"sparse": False}, {"codec": "int8"}, {"consistency": "softsync"}, {"topology": "groups"}):
         assert not sparse_tables(manifest()[0], algorithm.model_copy(update=changed), 1), changed
     assert not sparse_tables(manifest()[0].replaced(tables=[]), algorithm, 1)
+
+
+LAZY = {
+    "Adam": (keras.optimizers.Adam(), None),
+    "AdamW without decay": (keras.optimizers.AdamW(weight_decay=0.0), None),
+    "AdamW": (keras.optimizers.AdamW(), "AdamW with weight_decay moves or measures whole variables"),
+    "amsgrad": (keras.optimizers.Adam(amsgrad=True), "Adam with amsgrad"),
+    "clipnorm": (keras.optimizers.Adam(clipnorm=1.0), "the options of Adam"),
+    "RMSprop": (keras.optimizers.RMSprop(), "RMSprop moves rows without a gradient"),
+    "momentum": (keras.optimizers.SGD(momentum=0.9), "SGD with momentum"),
+}
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_lazy_takes_adam_without_what_moves_all_rows(name):
+    optimizer, reason = LAZY[name]
+    program, lazy = manifest(optimizer)[0], rule_spec("ddc", sparse="lazy")
+    assert sparse_tables(program, lazy, 1) == (() if reason else (1,))
+    assert (why_dense(program, lazy=True) or "").startswith(reason or "")
+    assert not sparse_tables(program, rule_spec("ddc"), 1)
 
 
 def test_the_log_of_rows_stands_in_for_copies():

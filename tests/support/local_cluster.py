@@ -128,7 +128,9 @@ class _Job:
         self.artifacts, self.arrays = {}, {}
         size = fit.get("batch_size", 32)
         validation = validation if method == "fit" else x
-        packed = pack(model, _rows(x, size) if y is None else (x[:size], y[:size]), predicts=method == "predict")
+        rows = resolve_algorithm(algorithm, **overrides).rows
+        batch = _rows(x, size) if y is None else (x[:size], y[:size])
+        packed = pack(model, batch, predicts=method == "predict", sparse=rows if method == "fit" else False)
         self.artifacts.update(packed.artifacts)
         self.manifest = packed.manifest
         self.spec = JobSpec(

@@ -84,6 +84,27 @@ def test_gradients_of_an_inner_graph_come_as_rows_too():
         np.testing.assert_allclose(whole(split, found), wanted, rtol=1e-5, atol=1e-6)
 
 
+class AllRows(keras.Sequential):
+    """Model that uses its whole table as well."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            table = self.trainable_variables[0]
+            loss = self.compute_loss(x=x, y=y, y_pred=self(x)) + keras.ops.mean(table[:30] ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+def test_a_dense_gradient_of_a_table_comes_as_its_nonzero_rows():
+    flat, rows, split, _ = steps(AllRows, jit_compile=False)
+    weights = values(split.size)
+    wanted = np.asarray(flat(weights, flat.prepare(batch(1))).gradient)
+    found = rows(weights, rows.prepare(batch(1))).gradient
+    np.testing.assert_allclose(whole(split, found), wanted, rtol=1e-5, atol=1e-6)
+    assert found.rows[0].index.tolist() == list(range(30))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_rows_are_replaced_in_a_variable_that_others_assign_to(dtype):
     held = values((WORDS, WIDTH)).astype(dtype)

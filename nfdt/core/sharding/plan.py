@@ -15,10 +15,10 @@ from nfdt.core.arrays.safetensors_io import ArrayEntry
 from nfdt.core.errors import ShapeMismatch, UsageError
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.row_updates import MIN_TABLE_SIZE, why_dense
 from nfdt.model.program.state import WEIGHTS, State
 
 GLOBAL = -1
-MIN_TABLE_SIZE = 2**16
 _REASONS = {
     "global norm": "global_clipnorm needs the norm over all variables",
     "unattributed": "its state cannot be attributed to single variables",
@@ -195,16 +195,11 @@ def _own_slots(manifest: Manifest, run: Run) -> tuple[OptimizerSlot, ...] | None
 def sparse_tables(manifest: Manifest, algorithm: AlgorithmSpec, shards: int) -> tuple[int, ...]:
     """Return the variables, by index, whose gradients are sent as rows and whose untouched rows do not change.
 
-    Only where Keras computes exactly the same: SGD without momentum, without options that change or measure whole
-    variables. And only where pushes are applied unmodified, on arrival or in rounds: neither merged nor encoded.
+    Only where the algorithm (``rows``), the backend and the optimizer (``why_dense``) permit it.
     """
-    options, layout = manifest.optimizer_options, manifest.layout
-    plain = manifest.optimizer_class == "SGD" and layout.divisible
-    moved = ("momentum", "weight_decay", "use_ema", "clipvalue", "gradient_accumulation_steps")
-    plain_bytes = not algorithm.codec_facts.encodes and not algorithm.encodes_replies
-    as_they_are = algorithm.consistency_facts.rows_allowed and algorithm.topology_facts.flat and plain_bytes
-    if not (algorithm.sparse and plain and as_they_are) or any(options.get(name) for name in moved):
+    if not (algorithm.rows and manifest.has_rows) or why_dense(manifest, lazy=algorithm.rows == "lazy"):
         return ()
+    layout = manifest.layout
     pieces = [piece for run in layout.cut(shards) for piece in run.pieces]
     # A table is sent as rows only if every shard holds whole rows of it.
     cut_rows = {piece.variable for piece in pieces if len(piece.shape) != len(piece.slot.shape)}

@@ -123,8 +123,12 @@ class AlgorithmSpec(BaseModel):
     error_budget: Annotated[float, ReadWith(codec=("adaptive",))] = Field(
         0.05, gt=0, lt=1, description="adaptive: greatest relative squared error of a codec that may be chosen"
     )
-    sparse: Annotated[bool, ReadWith(topology=("flat",), consistency=_BY_ROWS, codec=("identity",))] = Field(
-        True, description="gradients of embeddings travel as rows, where that changes nothing: see how_it_works"
+    sparse: Annotated[
+        bool | Literal["lazy"], ReadWith(topology=("flat",), consistency=_BY_ROWS, codec=("identity",))
+    ] = Field(
+        True,
+        description="gradients of embeddings travel as rows, where that changes nothing: see how_it_works; lazy: with "
+        "Adam as well, whose untouched rows then stay as they are",
     )
     staleness_bound: Annotated[int, ReadWith(consistency=("ssp",))] = Field(
         3, ge=0, description="ssp: how many steps a worker may be ahead of the slowest"
@@ -176,6 +180,12 @@ class AlgorithmSpec(BaseModel):
     def encodes_replies(self) -> bool:
         """Whether replies may contain encoded weight deltas."""
         return CODEC_FACTS[self.codec_of_replies].encodes
+
+    @property
+    def rows(self) -> bool | Literal["lazy"]:
+        """``sparse``; False where pushes are merged or encoded, or where no worker pushes by itself."""
+        plain = not self.codec_facts.encodes and not self.encodes_replies
+        return self.sparse if self.consistency_facts.rows_allowed and self.topology_facts.flat and plain else False
 
     @property
     def consistency_facts(self) -> ConsistencyFacts:

@@ -190,6 +190,10 @@ class KerasBackend(ABC):
 
     # ---- tensors
 
+    def is_of_rows(self, gradient: Any) -> bool:
+        """Whether a gradient states single rows of its variable; others of the variable were not looked up."""
+        return False
+
     @abstractmethod
     def to_tensor(self, leaf: Any) -> Any:
         """Return an array, dense, sparse or ragged, as the tensor that the model's own steps expect."""

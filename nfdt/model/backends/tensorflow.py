@@ -50,6 +50,10 @@ class TensorFlowBackend(KerasBackend):
         run = direct_call(traced, model)
         return lambda weights, batch: run(weights, run.prepare(batch))
 
+    def is_of_rows(self, gradient: Any) -> bool:
+        """Whether the gradient is of lookups alone; TensorFlow makes any other one dense."""
+        return isinstance(gradient, tf.IndexedSlices)
+
     def to_tensor(self, leaf: Any) -> Any:
         """Return an array as a ``tf.Tensor``, ``tf.SparseTensor`` or ``tf.RaggedTensor``."""
         if isinstance(leaf, SparseArray):

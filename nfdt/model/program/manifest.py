@@ -16,7 +16,7 @@ loss_scale               null or {"initial_scale", "dynamic_growth_steps"}
 auto_scale_loss          whether the optimizer is wrapped for float16
 local_optimizers         null, or what workers need of the optimizers that step there, see ``local_optimizers.py``;
                          ``optimizer`` then subtracts differences of weights
-tables                   trainable variables, by index, that are looked up row by row: plain embeddings
+tables                   trainable variables, by index, that a step looks up row by row: embeddings, see ``tables.py``
 globals                  Keras' own settings (floatx, default dtype policy, ...)
 trainable                which layers, and which variables, are trainable
 layout                   the trainable variables, see ``ParameterLayout``
@@ -308,6 +308,11 @@ class Manifest:
     def tables(self) -> list[int]:
         """Trainable variables, by index, that are looked up row by row."""
         return [int(index) for index in self.entries.get("tables") or ()]
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the program is of a backend whose gradients of tables may be rows: TensorFlow."""
+        return {*(self.entries.get("versions") or ())} <= {"python", "keras", "tensorflow"}
 
     @property
     def untrained_rules(self) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ import platform
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -46,6 +46,8 @@ from nfdt.model.program.optimizer import (
 )
 from nfdt.model.program.policy import check_policy
 from nfdt.model.program.state import dump_state_parts
+from nfdt.model.program.step_effects import StepEffects
+from nfdt.model.program.tables import plain_tables, traced_tables
 from nfdt.model.program.untrained import describe_given, describe_untrained, describe_variable
 
 logger = logging.getLogger(__name__)
@@ -81,7 +83,14 @@ class PackedProgram:
         return {**self.files, self.manifest.state: b"".join(self.state_parts)}
 
 
-def pack(model: Any, sample_batch: Any, *, predicts: bool = False, sources: Sequence[str] = ()) -> PackedProgram:
+def pack(
+    model: Any,
+    sample_batch: Any,
+    *,
+    predicts: bool = False,
+    sources: Sequence[str] = (),
+    sparse: bool | Literal["lazy"] = False,
+) -> PackedProgram:
     """Make a program of a compiled model; build the model first if necessary.
 
     Args:
@@ -89,14 +98,17 @@ def pack(model: Any, sample_batch: Any, *, predicts: bool = False, sources: Sequ
         sample_batch: One batch as ``train_step`` will receive it: x, (x, y) or (x, y, sample_weight).
         predicts: Whether the program is for ``predict`` only, whose batches have no targets.
         sources: Names of the job's data that are code and that the script may change; see ``describe_given``.
+        sparse: Whether the gradients of embeddings may travel as rows, and of Adam as well.
 
     Raises:
         CaptureError: a part of the model cannot be sent; the message names it and the remedy.
         ValueError: Keras' own error: the model is not compiled, or its code does not fit the batch.
     """
-    local, groups = _prepare(model, sample_batch, predicts=predicts)
+    local, effects = _prepare(model, sample_batch, predicts=predicts)
     with seeded(0):  # what the script makes later has the seeds that it has in Keras
-        return replace(_pack_prepared(model, sample_batch, local, predicts, sources), log_groups=groups)
+        program = _pack_prepared(model, sample_batch, local, predicts, sources)
+        manifest = traced_tables(model, sample_batch, program.manifest, effects, False if predicts else sparse)
+    return replace(program, manifest=manifest, log_groups=effects.groups if effects is not None else {})
 
 
 def _pack_prepared(
@@ -167,14 +179,12 @@ def _by_value(model: Any, sample_batch: Any, local: Described | None) -> PackedP
     )
 
 
-def _prepare(
-    model: Any, sample_batch: Any, *, predicts: bool
-) -> tuple[Described | None, Mapping[str, tuple[str, ...]]]:
+def _prepare(model: Any, sample_batch: Any, *, predicts: bool) -> tuple[Described | None, StepEffects | None]:
     """Check the model and create its and its optimizers' variables, as the first step of ``fit`` would.
 
     Returns:
         The optimizers that step on the workers, None if the model has one, which steps on the shards, or predicts;
-        and the groups of the step's logs.
+        and the effects of the step, if it was traced.
 
     Raises:
         CaptureError: the model cannot be distributed.
@@ -191,13 +201,13 @@ def _prepare(
     if local is None:
         require_optimizer(model)
         build_optimizer_variables(model)
-    return local, effects.groups if effects is not None else {}
+    return local, effects
 
 
 def _describe(model: Any, sample_batch: Any, local: Described | None = None) -> ModelEntries:
     layers = flatten_layers(model)
     return ModelEntries(
-        tables=_tables(model, layers) if local is None else [],
+        tables=plain_tables(model) if local is None else [],
         globals=_globals(),
         trainable={
             "layers": [bool(layer.trainable) for layer in layers],
@@ -212,16 +222,6 @@ def _describe(model: Any, sample_batch: Any, local: Described | None = None) -> 
             current().name: current().version,
         },
     )
-
-
-def _tables(model: Any, layers: list[Any]) -> list[int]:
-    """Return the indices of embeddings with gradients for the rows that were looked up only."""
-    looked_up = {
-        id(layer.embeddings)
-        for layer in layers
-        if type(layer) is keras.layers.Embedding and layer.embeddings_regularizer is None and not layer.lora_enabled
-    }
-    return [index for index, variable in enumerate(model.trainable_variables) if id(variable) in looked_up]
 
 
 def layout_of(model: Any) -> ParameterLayout:

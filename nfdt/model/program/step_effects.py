@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from nfdt.core.errors import CaptureError
+from nfdt.model.backends.contract import current
 from nfdt.model.backends.recording import not_of_the_model
 from nfdt.model.keras_internals.training import optimized_variables, variable_key
 from nfdt.model.program.dry_run import replaced_method, trace, without_effects
@@ -32,11 +33,13 @@ class Application:
         optimizer: The optimizer.
         variables: Trainable variables that the call names, by index; also those without a gradient.
         repeats: Whether the call is the body of a loop of the graph.
+        rows: Those of the variables whose gradient is of single rows.
     """
 
     optimizer: Any
     variables: list[int]
     repeats: bool
+    rows: set[int]
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,12 @@ class StepEffects:
     def applications(self, optimizer: Any) -> list[Application]:
         """Return the calls of one optimizer."""
         return [call for call in self.applied if call.optimizer is optimizer]
+
+    @property
+    def by_rows(self) -> set[int]:
+        """Trainable variables, by index, whose gradient is of single rows in every call."""
+        rows = set().union(*(call.rows for call in self.applied))
+        return rows.difference(*(set(call.variables) - call.rows for call in self.applied))
 
     def is_one_update(self, model: Any) -> bool:
         """Return whether one gradient for each trainable variable, given to the model's optimizer, does the same."""
@@ -114,13 +123,16 @@ def _recorded(model: Any, optimizer: Any, applied: list[Application]) -> Callabl
     places = {variable_key(optimizer, variable): place for place, variable in enumerate(model.trainable_variables)}
 
     def apply(grads: Sequence[Any], trainable_variables: Any = None) -> None:
-        if not len(list(grads)):  # a model without trainable variables
+        grads = list(grads)
+        if not grads:  # a model without trainable variables
             return
         named = optimized_variables(unscaled(optimizer)) if trainable_variables is None else list(trainable_variables)
         for variable in named:
             if variable_key(optimizer, variable) not in places:
                 raise not_of_the_model(variable)
-        applied.append(Application(optimizer, [places[variable_key(optimizer, v)] for v in named], _is_in_a_loop()))
+        found = [places[variable_key(optimizer, variable)] for variable in named]
+        rows = {place for place, gradient in zip(found, grads, strict=False) if current().is_of_rows(gradient)}
+        applied.append(Application(optimizer, found, _is_in_a_loop(), rows))
 
     return apply
 
