@@ -77,6 +77,8 @@ def run_fit(session: JobSession, model: Any, arguments: dict[str, Any], fallback
         captured.renew()
         submission, packed = prepare(session, captured, batch, initial_epoch, interactive=True)
         job = session.start(replace(submission, name=name), packed.manifest)
+        # They hold the values that the variables have now, and so would keep them beside the trained ones.
+        submission, packed = replace(submission, blobs={}), replace(packed, state_parts=())
         validate = _local_validation(captured, listeners)
         fit = Fit(
             model,

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.arrays.safetensors_io import Pieces
+from nfdt.core.arrays.safetensors_io import Pieces, give_back
 from nfdt.core.errors import ShapeMismatch, UsageError
-from nfdt.model.backends.variables import Values, assign_values, views_of
+from nfdt.model.backends.variables import Values, views_of
 from nfdt.model.keras_internals.training import raw_learning_rate
 from nfdt.model.program.local_optimizers import create_variables, learning_rates, state_variables
 from nfdt.model.program.manifest import Manifest
@@ -106,7 +106,7 @@ class ModelState:
         # Local learning rates are a part of the untrained state, which is assigned whole: keep them aside.
         rates = self.local_learning_rates
         if state.weights is not NO_WEIGHTS:
-            assign_values(self._trainable, self._layout.unflatten(state.weights))
+            _assign(self._trainable, dict(enumerate(self._layout.unflatten(state.weights))))
         skip = self._learning_rate_index() if keep_learning_rate else set()
         _assign(self._optimizer_variables(), {i: a for i, a in state.optimizer.items() if i not in skip})
         _assign(self._untrained, state.untrained)
@@ -161,3 +161,4 @@ def _assign(variables: Sequence[Any], arrays: Mapping[int, Any]) -> None:
     for index, array in arrays.items():
         if index < len(variables):
             variables[index].assign(array)
+            give_back(array)

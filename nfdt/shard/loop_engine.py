@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nfdt.core.arrays.layout import Array
-from nfdt.core.arrays.safetensors_io import ArrayEntry, Pieces
+from nfdt.core.arrays.safetensors_io import ArrayEntry, Pieces, give_back
 from nfdt.core.errors import NfdtError
 from nfdt.core.sharding import GLOBAL, ShardPlan
 from nfdt.core.sharding.records import RecordTree
@@ -223,6 +223,7 @@ class LoopEngine(StateHolder):
         kept = self.read()[1] if optimizer and not self.is_complete(optimizer) else {}
         self._keep_held(range(len(self._ends)))
         np.copyto(self._weights, weights)
+        give_back(weights)
         if optimizer:
             self._take_over({**kept, **optimizer})
 
@@ -338,6 +339,8 @@ class LoopEngine(StateHolder):
             others = (*optimizer.values(), *self._shard.values())
             shared = not value.flags.writeable or any(np.may_share_memory(value, other) for other in others)
             self._shard[name] = (value.copy() if shared else value)[()]
+        for array in optimizer.values():
+            give_back(array)
 
 
 class PendingUpdate:

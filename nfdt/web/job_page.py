@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
+import tempfile
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -59,15 +59,16 @@ def describe_program(record: JobRecord, artifacts: ArtifactStore) -> dict[str, A
     }
 
 
-def weights_file(record: JobRecord, artifacts: ArtifactStore, state: str) -> bytes:
-    """Return the trainable variables of a state as a ``.npz`` file, by name.
+def weights_file(record: JobRecord, artifacts: ArtifactStore, state: str) -> IO[bytes]:
+    """Return the trainable variables of a state by name, as a temporary ``.npz`` file at its start.
 
     Raises:
         NfdtError: the program or the state is not stored, or is malformed.
     """
     layout = read_manifest(parse_job(record.spec_json), artifacts).layout
     arrays = layout.unflatten(load_state(artifacts.path(state)).weights)
-    file = io.BytesIO()
+    file = tempfile.TemporaryFile()
     named: dict[str, Any] = {slot.name: array for slot, array in zip(layout.slots, arrays, strict=True)}
     np.savez(file, **named)
-    return file.getvalue()
+    file.seek(0)
+    return file

@@ -39,6 +39,7 @@ from nfdt.web.series import FIELDS, WorkerSeries
 from nfdt.web.sessions import SESSION_S, PageSessions
 
 STATIC = Path(__file__).with_name("static")
+PIECE_BYTES = 2**20  # of a file that is sent
 POLL_S = 0.5  # interval at which a stream looks for new events
 CURSOR_DIGITS = 18  # cursors are integers of 64 bits
 BATCH = 1000  # events in one message of a stream
@@ -217,9 +218,10 @@ class Pages:
     def _weights(self, request: Request) -> Response:
         record = self._record(request, "Download")
         state = self._source.runner.snapshot(record.job_id, pb.SnapshotRequest.WEIGHTS).artifact
-        data = weights_file(record, self._source.artifacts, state)
+        file = weights_file(record, self._source.artifacts, state)
         headers = {"Content-Disposition": f'attachment; filename="{record.job_id}.npz"'}
-        return Response(data, headers=headers, media_type="application/zip")
+        pieces = iter(functools.partial(file.read, PIECE_BYTES), b"")
+        return StreamingResponse(pieces, headers=headers, media_type="application/zip")
 
     def _act(self, request: Request) -> Response:
         """Stop a job after the work under way, or cancel it; other sites cannot send the header that this needs."""

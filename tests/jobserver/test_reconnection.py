@@ -110,6 +110,7 @@ def test_a_call_whose_answer_was_lost_is_answered_again_and_counts_once(most, cl
     from nfdt.jobserver.worker_calls import WorkerCalls
 
     monkeypatch.setattr("nfdt.jobserver.worker_calls.MESSAGE_BYTES", most)
+    monkeypatch.setattr("nfdt.core.work.slot_connection.MESSAGE_BYTES", most)
     real, calls = WorkerCalls.next, []
 
     def lose(run, request, alive):

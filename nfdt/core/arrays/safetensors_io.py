@@ -194,6 +194,22 @@ def load_arrays(source: bytes | memoryview | mmap.mmap | Path) -> dict[str, Arra
     }
 
 
+def give_back(array: Array) -> None:
+    """Give back the memory of a view of a mapped file; its pages are read again where they are used again.
+
+    Other arrays are left alone.
+    """
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    mapping = base.obj if isinstance(base, memoryview) else base
+    if not isinstance(mapping, mmap.mmap) or not array.nbytes:
+        return
+    start = array.ctypes.data - np.frombuffer(mapping, np.uint8).ctypes.data
+    begin = start - start % mmap.PAGESIZE
+    mapping.madvise(mmap.MADV_DONTNEED, begin, start + array.nbytes - begin)
+
+
 def mapped(path: Path) -> memoryview:
     """Return the bytes of a file without reading them into memory; the file must not change."""
     with path.open("rb") as file:

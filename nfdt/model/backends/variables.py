@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import keras
 import numpy as np
 
 from nfdt.core.arrays.layout import Array
@@ -48,7 +47,8 @@ class Values:
 
     @staticmethod
     def _mark(view: Array) -> Any:
-        return _digest(view) if keras.backend.backend() == "torch" else view
+        shared = view.flags.writeable and not view.flags.owndata  # with a variable of PyTorch, which changes in place
+        return _digest(view) if shared else view
 
     @staticmethod
     def _same(held: Any, view: Array) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from nfdt.core.arrays.safetensors_io import give_back
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.model.keras_internals.models import flatten_layers, serialization_lib
 from nfdt.model.keras_internals.training import set_path
@@ -99,6 +100,7 @@ def load(
     ):
         set_path(variable, slot.name)  # Keras builds a model from its configuration under other paths
         variable.assign(value)
+        give_back(value)
     for index, variable in enumerate(untrained):
         if index < len(of_model):
             set_path(variable, manifest.untrained[index]["path"])
