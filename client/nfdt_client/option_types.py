@@ -54,6 +54,7 @@ class FitOptions(TypedDict, total=False):
     top_k: float
     error_budget: float
     sparse: bool | Literal["lazy"]
+    worker_tables_mb: int
     staleness_bound: int
     softsync_n: int
     dc_lambda: float

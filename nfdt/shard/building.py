@@ -17,7 +17,7 @@ import numpy.typing as npt
 from nfdt.consistency import ConsistencyPolicy, make_policy
 from nfdt.core.arrays.layout import Array, ParameterLayout, Run
 from nfdt.core.arrays.table_rows import TableLayout
-from nfdt.core.sharding import GLOBAL, OptimizerSlot, ShardPlan, make_plan, sparse_tables
+from nfdt.core.sharding import GLOBAL, OptimizerSlot, ShardPlan, make_plan, sparse_tables, tables_on_shards
 from nfdt.core.sharding.records import part_of_records, to_tree
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.presets import FEW_WORKERS
@@ -206,7 +206,9 @@ def build_store(
     ]
     for table in tables:
         table.load_slots(state.optimizer)
-    store: Store = SparseStore(dense_store, engine, tables, layout) if tables else dense_store
+    # Also without a part of a table: workers send the format of rows to all shards of such a job.
+    looked_up = tables_on_shards(manifest, algorithm, shards)
+    store: Store = SparseStore(dense_store, engine, tables, layout, looked_up=looked_up) if sparse else dense_store
     if records is not None:
         store.restore(to_tree(part_of_records(records, index)))
     return store

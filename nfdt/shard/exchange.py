@@ -16,12 +16,12 @@ import numpy as np
 
 from nfdt.codecs import IDENTITY, Codec, find_decoder
 from nfdt.codecs.sparse import ROWS
-from nfdt.core.errors import NfdtError, ProtocolError
+from nfdt.core.errors import NfdtError, ProtocolError, ShapeMismatch
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.wire import shared_memory
 from nfdt.core.wire.frame_stream import FrameStream
 from nfdt.core.wire.job_token import are_task_tickets
-from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, ERROR, OFFER, PULL, PUSH, WEIGHTS, Frame
+from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, ERROR, LOOKUP, OFFER, PULL, PUSH, WEIGHTS, Frame
 from nfdt.shard.buffers import BufferPool, sum_of_squares
 from nfdt.shard.building import Store
 from nfdt.shard.messages import DeltaRequest, Gradient, Reply, ReplyHistory
@@ -144,7 +144,7 @@ class WorkerExchange:
         self._update: Future[None] | None = None  # of the request that is served
 
     def serve(self, stream: FrameStream) -> None:
-        """Answer every push and pull; the first error is sent to the worker and ends the stream.
+        """Answer every push, pull and lookup; the first error is sent to the worker and ends the stream.
 
         Raises:
             OSError: the connection to the worker is lost, or stalled in the middle of a frame.
@@ -159,7 +159,10 @@ class WorkerExchange:
                     continue
                 self._terms.check_order(self._worker, sequence, before)
                 before = sequence
-                self._serve(header, stream)
+                if header.kind == LOOKUP:
+                    self._send_rows(header, stream)
+                else:
+                    self._serve(header, stream)
         except EOFError as error:
             self._refuse(stream, sequence, ProtocolError(str(error)))
         except NfdtError as error:
@@ -189,7 +192,7 @@ class WorkerExchange:
     def _accept(self, offer: Frame) -> Frame:
         """Map the memory that the worker offers; if that fails the stream continues without it."""
         try:
-            self._segment = shared_memory.accept(offer, self._store.size * 4, pairs=self._store.overlap + 1)
+            self._segment = shared_memory.accept(offer, self._store.reply_size * 4, pairs=self._store.overlap + 1)
         except OSError as error:  # includes Refused
             logger.info("Gradients of %s come over the stream. %s", self._worker, error)
             return Frame(kind=ACKNOWLEDGE, sequence=offer.sequence, applied=False, error=str(error))
@@ -210,7 +213,7 @@ class WorkerExchange:
             delta = self._delta_request(header)
             return self._store.pull(self._worker, sequence=header.sequence, min_version=header.version, delta=delta)
         if header.kind != PUSH:
-            raise ProtocolError(f"Stream of {self._worker}: expected a push or pull. Received: {header.kind}.")
+            raise ProtocolError(f"Stream of {self._worker}: expected a push, pull or lookup. Received: {header.kind}.")
         self._terms.check_push(self._worker, header, self._store.closed_round)
         codec = find_decoder(header.codec)
         codec.check(header.total_bytes, self._store.size)
@@ -225,6 +228,22 @@ class WorkerExchange:
             else:
                 codec.decode(self._encoded(header, stream), buffer)
             return self._push(header, buffer, length, lent)
+
+    def _send_rows(self, header: Frame, stream: FrameStream) -> None:
+        """Answer a lookup, always on the stream: the areas of shared memory may hold weights that are in use."""
+        if header.total_bytes > 8 * self._store.size:  # a number for each row, and how many there are of each table
+            raise ShapeMismatch(
+                f"Lookup by {self._worker}: expected at most {8 * self._store.size} bytes. Received: "
+                f"{header.total_bytes}. The worker runs another model; restart it."
+            )
+        numbers = np.empty(header.total_bytes, np.uint8)
+        stream.receive_into(numbers)
+        received_at = time.perf_counter()
+        rows = self._store.lookup(self._worker, numbers, header.computed_on)
+        content: Any = rows.weights
+        served_us = int((time.perf_counter() - received_at) * 1e6)
+        answer = {"version": rows.version, "total_bytes": content.nbytes, "served_us": served_us}
+        stream.send(Frame(kind=WEIGHTS, sequence=header.sequence, **answer), content)
 
     def _encoded(self, header: Frame, stream: FrameStream) -> Any:
         """Return the encoded gradient of a push."""
@@ -314,7 +333,7 @@ class WorkerExchange:
             return
         header.kind, header.total_bytes = WEIGHTS, content.nbytes
         parts = reply.parts() if reply.parts else iter([slice(None)])
-        if self._segment and content.nbytes <= self._store.size * 4:
+        if self._segment and content.nbytes <= self._store.reply_size * 4:
             area = self._segment.weights(sequence).view(content.dtype)[: content.size]
             for part in parts:
                 area[part] = content[part]

@@ -14,7 +14,7 @@ from nfdt.shard.messages import DeltaRequest, Gradient, Reply, ReplyHistory
 from nfdt.shard.store import ShardStore
 from nfdt.transport.base import (
     InFlight,
-    InFlightPush,
+    InFlightRequest,
     Pulled,
     Pushed,
     PushOptions,
@@ -104,7 +104,7 @@ class InProcessClient:
         weights = cast(Vector, self._weights(self._sequence, replies))
         return Pulled(weights, tuple(r.version for r in replies), self._sequence)
 
-    def begin_push(self, gradient: Vector, **options: Unpack[PushOptions]) -> InFlightPush:
+    def begin_push(self, gradient: Vector, **options: Unpack[PushOptions]) -> InFlightRequest[Pushed]:
         """Send a gradient, which the stores apply at once."""
         leaving = self._leave(gradient, options)
         self._deliver(leaving)

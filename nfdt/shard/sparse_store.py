@@ -4,6 +4,9 @@ Both change under the lock of the dense store: one push, one version. The dense 
 staleness; the tables follow it. A gradient whose rows are not finite, or would make the table non-finite, is dropped
 as a whole. A worker that names the reply it holds gets the dense weights and the rows that changed since. Any other
 worker gets all weights as one flat vector, and may push a flat gradient.
+
+Where workers do not hold the tables, replies have the dense weights alone. A worker then looks up the rows of a batch,
+at the version of a reply that it holds.
 """
 
 from __future__ import annotations
@@ -17,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nfdt.codecs.sparse import ROWS
-from nfdt.core.arrays.table_rows import Rows, RowVector, TableLayout
-from nfdt.core.errors import ShapeMismatch
+from nfdt.core.arrays.table_rows import Payload, Rows, RowVector, TableLayout
+from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.sharding.records import RecordTree
 from nfdt.shard.engine import Engine
 from nfdt.shard.held_state import HeldState, StateHolder, whole
@@ -37,14 +40,24 @@ class SparseStore(StateHolder):
         engine: Engine of the dense store; read for the learning rate.
         tables: Tables in the layout's order.
         layout: Layout of this shard.
+        looked_up: Whether workers look rows up, so that replies have no tables.
     """
 
-    def __init__(self, dense: ShardStore, engine: Engine, tables: Sequence[ShardTable], layout: TableLayout) -> None:
+    def __init__(
+        self,
+        dense: ShardStore,
+        engine: Engine,
+        tables: Sequence[ShardTable],
+        layout: TableLayout,
+        *,
+        looked_up: bool = False,
+    ) -> None:
         self.overlap = dense.overlap
         self._dense = dense
         self._engine = engine
         self._tables = list(tables)
         self._layout = layout
+        self._looked_up = looked_up
         self._changed = dense.lock
         self._round = RowRound()
         self._waited_s = self._busy_s = 0.0
@@ -54,6 +67,11 @@ class SparseStore(StateHolder):
     def size(self) -> int:
         """Number of elements, including the tables."""
         return self._layout.size
+
+    @property
+    def reply_size(self) -> int:
+        """Number of elements of a reply with all weights."""
+        return self._layout.dense_size if self._looked_up else self.size
 
     @property
     def version(self) -> int:
@@ -78,6 +96,26 @@ class SparseStore(StateHolder):
         with self._changed:
             reply = self._dense.pull(worker, sequence=sequence, min_version=min_version, timeout_s=timeout_s)
             return self._answer(worker, sequence, reply, delta)
+
+    def lookup(self, worker: str, payload: Payload, computed_on: int) -> Reply:
+        """Return rows as the worker's reply ``computed_on`` would have had them, flat, table after table.
+
+        Args:
+            worker: Name of the worker.
+            payload: Row numbers; see :func:`nfdt.core.arrays.table_rows.encode_numbers`.
+            computed_on: Sequence of the reply; 0 for the newest.
+
+        Raises:
+            ShapeMismatch: the row numbers belong to another model.
+            ProtocolError: the worker never pulled, or the numbers are out of range.
+        """
+        numbers = self._layout.decode_numbers(payload)
+        with self._changed:
+            if worker not in self._backup_versions:
+                raise ProtocolError(f"Lookup by {worker}: expected a pull before. Received: none.")
+            version = self._computed_on(worker, computed_on)
+            rows = [table.at(version, index).reshape(-1) for table, index in zip(self._tables, numbers, strict=True)]
+            return Reply(version, np.concatenate([np.zeros(0, np.float32), *rows]))
 
     def push(
         self,
@@ -218,8 +256,10 @@ class SparseStore(StateHolder):
     def _answer(self, worker: str, sequence: int, reply: Reply, request: DeltaRequest | None) -> Reply:
         """Complete the reply of the dense store with the tables: all of them, or the rows that changed."""
         assert reply.weights is not None
-        rows = self._changed_rows(worker, sequence, request)
+        rows = None if self._looked_up else self._changed_rows(worker, sequence, request)
         self._keep_version(worker, sequence)
+        if self._looked_up:
+            return replace(reply, weights=self._own(reply.weights))
         if request is None or rows is None:
             return replace(reply, weights=self._joined(reply.weights))
         payload = self._layout.encode(RowVector(self._own(reply.weights), rows))

@@ -138,6 +138,11 @@ class ShardStore(StateHolder):
         return self._engine.size
 
     @property
+    def reply_size(self) -> int:
+        """Number of elements of a reply with all weights."""
+        return self.size
+
+    @property
     def version(self) -> int:
         """Number of updates applied."""
         return self._mode.version
@@ -174,6 +179,10 @@ class ShardStore(StateHolder):
             reply = self._repeat_or_send(worker, sequence)
             backup = self._backups.get(worker, sequence)
         return self._with_delta(worker, sequence, reply, delta, base, backup)
+
+    def lookup(self, worker: str, payload: npt.NDArray[np.uint8], computed_on: int) -> Reply:
+        """Raise ProtocolError: the job has no tables."""
+        raise ProtocolError(f"Lookup by {worker}: expected a job with tables. Received: one without.")
 
     def push(
         self,

@@ -192,6 +192,10 @@ class ShardTable:
         index = self.log.changed_since(version)
         return None if index is None else Rows(index, self.weights[index])
 
+    def at(self, version: int, index: Index) -> Vector:
+        """Return the values of the rows ``index`` at ``version``, or at the oldest one that is known; a new array."""
+        return self.log.undone(version, index, self.weights[index])
+
     def keep(self, since: int, tables: int) -> None:
         """Drop log entries before version ``since``; older values use at most the memory of ``tables`` copies."""
         self.log.keep(since, tables * len(self.weights))

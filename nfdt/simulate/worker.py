@@ -25,7 +25,7 @@ from nfdt.shard.store import ShardStore
 from nfdt.simulate.events import Activity, ActivitySteps, Agenda, Signal
 from nfdt.simulate.machines import Machine, Post, Road, VirtualNetwork
 from nfdt.simulate.trainer import Trainer
-from nfdt.transport.base import InFlight, InFlightPush, Pulled, Pushed, PushOptions, Vector
+from nfdt.transport.base import InFlight, InFlightRequest, Pulled, Pushed, PushOptions, Vector
 from nfdt.transport.choice import CodecChoice
 from nfdt.worker.driver import LoopDriver, Step
 from nfdt.worker.loop import WorkerLoop
@@ -89,7 +89,7 @@ class VirtualClient(InProcessClient):
         """Mark the worker as gone; its pushes and replies in flight are lost."""
         self._alive = False
 
-    def begin_push(self, gradient: Vector, **options: Unpack[PushOptions]) -> InFlightPush:
+    def begin_push(self, gradient: Vector, **options: Unpack[PushOptions]) -> InFlightRequest[Pushed]:
         """Begin a push as ``ParameterClient`` does; it is sent now."""
         leaving = self._leave(gradient, options)
         sent_at, agenda = self._now, self._agenda

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Required, TypedDict, Unpack
+from typing import Any, Generic, Protocol, Required, TypedDict, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from nfdt.codecs import Codec
 from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.arrays.table_rows import Rows
 from nfdt.core.errors import ShapeMismatch, UsageError
 
 Vector = npt.NDArray[np.float32]
+RowNumbers = npt.NDArray[np.int32]
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,13 @@ class PendingPush(Protocol):
         """Wait for this reply and those to earlier pushes, and return this one; every call returns the same."""
 
 
+class PendingRows(Protocol):
+    """Rows of tables that may not have arrived yet."""
+
+    def result(self) -> tuple[Rows, ...]:
+        """Wait for the rows, and for the replies to earlier pushes; every call returns the same."""
+
+
 class ParameterClient(Protocol):
     """Connection of one worker to all shards. Not thread-safe: one worker, one client, one call at a time.
 
@@ -169,73 +179,80 @@ class ParameterClient(Protocol):
         """Disconnect; can be called twice."""
 
 
-class InFlightPush:
-    """Implementation of :class:`~nfdt.transport.base.PendingPush`.
+class InFlightRequest(Generic[Answer]):
+    """Implementation of :class:`PendingPush` and of :class:`PendingRows`.
 
     Attributes:
-        sequence: Sequence number of the push.
+        sequence: Sequence number of the request.
+        is_push: Whether it is a push.
         outcome: Reply, or the error in its place; None before.
     """
 
-    def __init__(self, sequence: int, pushes: InFlight) -> None:
-        self.sequence = sequence
-        self.outcome: Pushed | Exception | None = None
-        self._pushes = pushes
+    def __init__(self, sequence: int, is_push: bool, requests: InFlight) -> None:
+        self.sequence, self.is_push = sequence, is_push
+        self.outcome: Answer | Exception | None = None
+        self._requests = requests
 
     @property
     def arrived(self) -> bool:
         """Whether every shard has answered."""
-        return self.outcome is not None or self._pushes.arrived(self)
+        return self.outcome is not None or self._requests.arrived(self)
 
-    def result(self) -> Pushed:
-        """Wait for this reply and those to earlier pushes, and return this one."""
+    def result(self) -> Answer:
+        """Wait for this reply and those to earlier requests, and return this one."""
         while self.outcome is None:
-            self._pushes.wait_for_oldest()
+            self._requests.wait_for_oldest()
         if isinstance(self.outcome, Exception):
             raise self.outcome
         return self.outcome
 
 
 class InFlight:
-    """Matching of pushes and replies, with a limit on the number of unanswered pushes.
+    """Matching of pushes and lookups with their replies, and a limit on the number of unanswered pushes.
 
     Args:
         overlap: Number of pushes that may be unanswered while another one is sent.
-        take: Waits for the reply to the push with a sequence number.
-        arrived: Returns whether the replies to the given number of oldest pushes have arrived.
+        take: Waits for the reply to the request with a sequence number.
+        arrived: Returns whether the replies to the given number of oldest requests have arrived.
     """
 
-    def __init__(self, overlap: int, take: Callable[[int], Pushed], arrived: Callable[[int], bool]) -> None:
+    def __init__(self, overlap: int, take: Callable[[int], Any], arrived: Callable[[int], bool]) -> None:
         self._overlap = overlap
         self._take = take
         self._arrived = arrived
-        self._waiting: deque[InFlightPush] = deque()
+        self._waiting: deque[InFlightRequest[Any]] = deque()
+
+    @property
+    def _pushes(self) -> int:
+        return sum(request.is_push for request in self._waiting)
 
     def check_push(self) -> None:
         """Raise UsageError if no push may be sent now."""
-        if len(self._waiting) > self._overlap:
+        if self._pushes > self._overlap:
             raise UsageError(
                 f"Push: expected at most {self._overlap} unanswered ones before it, the overlap this client is made "
-                f"for. Received: {len(self._waiting)}. Take the result of the oldest first."
+                f"for. Received: {self._pushes}. Take the result of the oldest first."
             )
 
     def check_pull(self) -> None:
-        """Raise UsageError if weights cannot be pulled now."""
-        if self._waiting:
-            raise UsageError(f"Pull: expected no unanswered push. Received: {len(self._waiting)}. Take their results.")
+        """Raise UsageError if weights cannot be pulled now; wait for the rows of lookups that nobody has waited for."""
+        if self._pushes:
+            raise UsageError(f"Pull: expected no unanswered push. Received: {self._pushes}. Take their results.")
+        while self._waiting:
+            self.wait_for_oldest()
 
-    def add(self, sequence: int) -> InFlightPush:
-        """Add a push that has been sent."""
-        pending = InFlightPush(sequence, self)
+    def add(self, sequence: int, *, is_push: bool = True) -> InFlightRequest[Any]:
+        """Add a request that has been sent."""
+        pending: InFlightRequest[Any] = InFlightRequest(sequence, is_push, self)
         self._waiting.append(pending)
         return pending
 
-    def arrived(self, pending: InFlightPush) -> bool:
-        """Return whether the reply to this push, and those to earlier ones, have arrived."""
+    def arrived(self, pending: InFlightRequest[Any]) -> bool:
+        """Return whether the reply to this request, and those to earlier ones, have arrived."""
         return self._arrived(self._waiting.index(pending) + 1)
 
     def wait_for_oldest(self) -> None:
-        """Wait for the reply to the oldest push."""
+        """Wait for the reply to the oldest request."""
         oldest = self._waiting.popleft()
         try:
             oldest.outcome = self._take(oldest.sequence)

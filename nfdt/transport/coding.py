@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from nfdt.codecs.widths import is_finite
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.table_rows import ChangedRows, Rows, RowVector, RowWeights, TableLayout
 from nfdt.core.errors import ProtocolError, ShapeMismatch
-from nfdt.transport.base import WeightDelta, check_gradient
+from nfdt.transport.base import RowNumbers, WeightDelta, check_gradient
 from nfdt.transport.choice import CodecChoice
 
 
@@ -129,6 +130,53 @@ class Coding:
         use["bytes"] += size
 
 
+@dataclass(frozen=True)
+class Lookup:
+    """Rows that are requested from each shard.
+
+    Attributes:
+        numbers: Row numbers of each table of the model.
+        parts: For each shard, the row numbers of each of its tables, counted from its first row.
+        places: For each shard, the tables of the model that its own are parts of, and their widths.
+        values: Memory for the rows, flat: those of the first shard, table after table, then those of the next one.
+    """
+
+    numbers: Sequence[RowNumbers]
+    parts: list[list[RowNumbers]]
+    places: list[list[tuple[int, int]]]
+    values: Vector
+
+    @classmethod
+    def of(
+        cls, numbers: Sequence[RowNumbers], parts: list[list[RowNumbers]], places: list[list[tuple[int, int]]]
+    ) -> Lookup:
+        """Return a lookup with new memory for the rows."""
+        size = sum(_size(*shard) for shard in zip(parts, places, strict=True))
+        return cls(numbers, parts, places, np.empty(size, np.float32))
+
+    @property
+    def bounds(self) -> list[slice]:
+        """Position of the rows of each shard in :attr:`values`."""
+        sizes = [_size(*shard) for shard in zip(self.parts, self.places, strict=True)]
+        return [slice(*ends) for ends in itertools.pairwise([0, *itertools.accumulate(sizes)])]
+
+    def rows(self) -> tuple[Rows, ...]:
+        """Return the rows of each table of the model, once they are in :attr:`values`."""
+        found: list[list[Vector]] = [[] for _ in self.numbers]
+        at = 0
+        for part, places in zip(self.parts, self.places, strict=True):
+            for index, (table, width) in zip(part, places, strict=True):
+                found[table].append(self.values[at : at + index.size * width].reshape(index.size, width))
+                at += index.size * width
+        # Shards hold the rows of a table in their order.
+        joined = [values[0] if len(values) == 1 else np.concatenate(values) for values in found]
+        return tuple(Rows(index, values) for index, values in zip(self.numbers, joined, strict=True))
+
+
+def _size(numbers: Sequence[RowNumbers], places: Sequence[tuple[int, int]]) -> int:
+    return sum(index.size * width for index, (_, width) in zip(numbers, places, strict=True))
+
+
 class RowCoding:
     """Encoder of one worker's pushes and decoder of the replies, in their order; replaces ``Coding`` for tables.
 
@@ -136,21 +184,43 @@ class RowCoding:
         layout: Layout of the whole model.
         tables: Indices of the variables that are tables.
         shards: Number of shards of the job.
+        looked_up: Whether replies have no tables, as workers look up their rows.
+
+    Attributes:
+        looked_up: See the argument.
+        bounds: Range of each shard's elements in the weights of a reply.
     """
 
     push_codec = ROWS
-    reply_codec = ROWS
 
-    def __init__(self, layout: ParameterLayout, tables: Sequence[int], shards: int) -> None:
+    def __init__(self, layout: ParameterLayout, tables: Sequence[int], shards: int, *, looked_up: bool = False) -> None:
         runs = layout.cut(shards)
-        self._bounds = [run.elements for run in runs]
+        self.looked_up = looked_up
         self._whole = TableLayout.of(layout, tables)
         self._parts = [TableLayout.of_run(run, tables) for run in runs]
         ends = [0, *itertools.accumulate(part.dense_size for part in self._parts)]
         self._dense = [slice(start, stop) for start, stop in itertools.pairwise(ends)]
+        self.bounds = self._dense if looked_up else [run.elements for run in runs]
         self._first = [self._first_rows(run.start, part) for run, part in zip(runs, self._parts, strict=True)]
         self._news: list[ChangedRows] = []
         self._answer = 0
+
+    @property
+    def reply_codec(self) -> Codec | None:
+        """Codec of the changes to request; None where replies have no tables."""
+        return None if self.looked_up else ROWS
+
+    def lookup(self, numbers: Sequence[RowNumbers]) -> Lookup:
+        """Return what to request from each shard for these rows of each table, ascending."""
+        parts, places = [], []
+        for part, firsts in zip(self._parts, self._first, strict=True):
+            own = []
+            for (table, first), place in zip(firsts, part.tables, strict=True):
+                begin, end = np.searchsorted(numbers[table], (first, first + place.rows))
+                own.append(numbers[table][begin:end] - np.int32(first))
+            parts.append(own)
+            places.append([(table, place.width) for (table, _), place in zip(firsts, part.tables, strict=True)])
+        return Lookup.of(numbers, parts, places)
 
     def encode(self, gradient: RowVector | Vector, compute_s: float = 0.0) -> list[Payload]:
         """Encode a gradient for each shard; for a flat vector, shape ``(P,)``, its non-zero rows.
@@ -159,7 +229,7 @@ class RowCoding:
             ShapeMismatch: the gradient belongs to another model.
         """
         if not isinstance(gradient, RowVector):
-            check_gradient(gradient, self._bounds)
+            check_gradient(gradient, [slice(0, self._whole.size)])
             gradient = self._whole.touched(gradient)
         vector = gradient
         if vector.dense.size != self._whole.dense_size or len(vector.rows) != len(self._whole.tables):
@@ -181,13 +251,19 @@ class RowCoding:
 
         Returns:
             All weights, ``out``, if every shard sent all; else :class:`nfdt.core.arrays.table_rows.RowWeights`.
+            Where tables are looked up, ``out`` has the other weights.
 
         Raises:
             ProtocolError: the changes are not based on the weights of the last reply.
         """
+        if self.looked_up:
+            for part, bound in zip(parts, self.bounds, strict=True):
+                if part is not None:
+                    np.copyto(out[bound], np.asarray(part))
+            return out
         dense = np.empty(self._whole.dense_size, np.float32)
         for shard, part in enumerate(parts):
-            layout, bound = self._parts[shard], self._bounds[shard]
+            layout, bound = self._parts[shard], self.bounds[shard]
             if isinstance(part, WeightDelta):
                 changed = self._changed(part, layout)
                 dense[self._dense[shard]] = changed.dense

@@ -38,7 +38,7 @@ _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.
 
 @dataclass(frozen=True)
 class ShardRequest:
-    """Push or pull: its header, the gradient's bytes (empty for a pull), and the buffer for weights."""
+    """Request: its header, the bytes of a gradient or of row numbers, and the buffer for weights or rows."""
 
     header: Frame
     payload: memoryview
@@ -289,7 +289,7 @@ class ShardLink:
         connector: Opens streams to the shard; closed with the link.
         timeout_s: Longest wait for one reply.
         overlap: Number of requests that may be unanswered while another one is sent.
-        share_memory: Offer memory to a shard on this machine.
+        shared_bytes: Size of the memory areas to offer to a shard on this machine: that of all its weights; 0: none.
         emulated: Delays requests and replies.
         patience: Time to search for a shard that cannot be reached; None: one more attempt.
         threads: See :class:`ShardCall`.
@@ -301,14 +301,14 @@ class ShardLink:
         timeout_s: float,
         *,
         overlap: int = 0,
-        share_memory: bool = False,
+        shared_bytes: int = 0,
         emulated: EmulatedLink | None = None,
         patience: Patience | None = None,
         threads: bool = False,
     ) -> None:
         self._connector, self._address = connector, connector.address
         self._timeout_s, self._patience = timeout_s, patience
-        self._overlap, self._share_memory = overlap, share_memory
+        self._overlap, self._shared_bytes = overlap, shared_bytes
         self._emulated, self._threads = emulated, threads
         self._stream: ShardCall | None = None
         self._not_opened: Exception | None = None
@@ -386,7 +386,7 @@ class ShardLink:
     def _ask_again(self) -> None:
         """Open a stream, and send all unanswered requests in order."""
         try:
-            self._stream, self._not_opened = self._open(self._requests[0].weights.nbytes), None
+            self._stream, self._not_opened = self._open(), None
         except (OSError, grpc.RpcError) as error:  # raised by the next wait
             self._not_opened = error
             return
@@ -395,13 +395,13 @@ class ShardLink:
         for request in self._requests:
             self._stream.ask(request)
 
-    def _open(self, area_bytes: int) -> ShardCall:
+    def _open(self) -> ShardCall:
         """Open a stream with new shared memory: the shard may still use that of an old one."""
         stream = self._connector.open()
         offer = None
-        if self._share_memory and area_bytes:
+        if self._shared_bytes:
             try:
-                offer = Offer(area_bytes, pairs=self._overlap + 1)
+                offer = Offer(self._shared_bytes, pairs=self._overlap + 1)
             except OSError as error:
                 logger.info("No memory to share with shard %s, its stream carries all bytes: %s", self._address, error)
         return ShardCall(stream, offer, self._emulated, threads=self._threads)

@@ -17,24 +17,26 @@ import numpy.typing as npt
 from nfdt.codecs import IDENTITY
 from nfdt.codecs.base import Payload
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.arrays.table_rows import RowVector
+from nfdt.core.arrays.table_rows import Rows, RowVector, encode_numbers
+from nfdt.core.errors import UsageError
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire.channel import split_address
-from nfdt.core.wire.shards_pb2 import PULL, PUSH, WEIGHTS, Frame
+from nfdt.core.wire.shards_pb2 import LOOKUP, PULL, PUSH, WEIGHTS, Frame
 from nfdt.core.wire.shared_memory import is_this_machine
 from nfdt.core.work.patience import Patience
 from nfdt.transport.base import (
     InFlight,
-    InFlightPush,
+    InFlightRequest,
     Pulled,
     Pushed,
     PushOptions,
+    RowNumbers,
     Vector,
     check_gradient,
     shard_bounds,
 )
 from nfdt.transport.choice import CodecChoice, make_choice
-from nfdt.transport.coding import Coding, RowCoding
+from nfdt.transport.coding import Coding, Lookup, RowCoding
 from nfdt.transport.emulated_link import EmulatedLink, make_link
 from nfdt.transport.link import ShardAnswer, ShardConnector, ShardLink, ShardRequest
 
@@ -55,6 +57,8 @@ class StreamClient:
         choice: Choice of codecs; None: gradients and weights are sent unencoded.
         tables: Variables, by index, that the shards hold as tables: gradients may be ``RowVector``, and replies
             ``RowWeights``. ``choice`` is ignored in this case.
+        looked_up: Whether the shards alone hold these tables: replies have the other weights, shape ``(P',)``, and
+            :meth:`begin_lookup` requests rows.
         emulated: Delays requests and replies.
         patience: Time to search for a shard that cannot be reached; None: one more attempt.
         **security: ``ca_file``, ``cert_file``, ``key_file`` of :func:`nfdt.core.wire.channel.open_channel`.
@@ -72,21 +76,25 @@ class StreamClient:
         share_memory: bool = True,
         choice: CodecChoice | None = None,
         tables: Sequence[int] = (),
+        looked_up: bool = False,
         emulated: EmulatedLink | None = None,
         patience: Patience | None = None,
         **security: Any,
     ) -> None:
         self._bounds = shard_bounds(layout, len(addresses))
+        self._coding: Coding | RowCoding | None = Coding(choice, self._bounds) if choice else None
+        if tables:
+            self._coding = coding = RowCoding(layout, tables, len(addresses), looked_up=looked_up)
+            self._bounds = coding.bounds
         # One more with codecs, as a delta is added to the weights of the reply before.
-        self._buffers = [np.empty(layout.size, np.float32) for _ in range(overlap + (2 if choice else 1))]
+        buffers, size = overlap + (2 if choice else 1), self._bounds[-1].stop
+        self._buffers = [np.empty(size, np.float32) for _ in range(buffers)]
         self._worker = worker
         self._sequence = 0
         self._answers_wanted = 0  # selects the buffers in turn
         self._newest = 0
         self._asked: deque[tuple[Vector, list[ShardRequest]]] = deque()  # buffer for the weights, and the requests
-        self._coding: Coding | RowCoding | None = Coding(choice, self._bounds) if choice else None
-        if tables:
-            self._coding = RowCoding(layout, tables, len(addresses))
+        self._lookups: dict[int, Lookup] = {}  # by sequence, those without an answer
         self._answered_at = 0.0
         self._pushes = InFlight(overlap, self._take, lambda count: all(link.arrived(count) for link in self._links))
         self._links = [
@@ -94,12 +102,15 @@ class StreamClient:
                 ShardConnector(address, token, timeout_s, **security),
                 timeout_s,
                 overlap=overlap,
-                share_memory=share_memory and is_this_machine(split_address(address)[0]),
+                shared_bytes=4 * (bound.stop - bound.start)
+                if share_memory and is_this_machine(split_address(address)[0])
+                else 0,
                 emulated=emulated,
                 patience=patience,
-                threads=overlap > 0 or len(addresses) > 1,
+                # A lookup follows a push whose answer has not been read: without threads, both ends might only send.
+                threads=overlap > 0 or len(addresses) > 1 or looked_up,
             )
-            for address in addresses
+            for address, bound in zip(addresses, self._bounds, strict=True)
         ]
 
     @property
@@ -130,7 +141,7 @@ class StreamClient:
         self._newest = self._sequence
         return Pulled(weights, tuple(header.version for header in headers), self._sequence)
 
-    def begin_push(self, gradient: Vector | RowVector, **options: Unpack[PushOptions]) -> InFlightPush:
+    def begin_push(self, gradient: Vector | RowVector, **options: Unpack[PushOptions]) -> InFlightRequest[Pushed]:
         """Send a gradient; it is applied at most once even if a stream breaks and the push is sent again.
 
         Raises:
@@ -147,6 +158,20 @@ class StreamClient:
             header.codec = self._coding.push_codec.name
         self._ask(header, payloads, exact=not fields["want_weights"])
         return self._pushes.add(self._sequence)
+
+    def begin_lookup(self, numbers: Sequence[RowNumbers], computed_on: int) -> InFlightRequest[tuple[Rows, ...]]:
+        """Request rows of the tables, ascending numbers of each, at the moment of the reply ``computed_on``.
+
+        Raises:
+            UsageError: this client was not made for tables that the shards alone hold.
+        """
+        if not isinstance(self._coding, RowCoding) or not self._coding.looked_up:
+            raise UsageError("Lookup: expected a client of tables that shards alone hold. Received: another one.")
+        lookup = self._coding.lookup(numbers)
+        payloads = [encode_numbers(part) for part in lookup.parts]
+        self._send(Frame(kind=LOOKUP, computed_on=computed_on), payloads, lookup.values, lookup.bounds)
+        self._lookups[self._sequence] = lookup
+        return self._pushes.add(self._sequence, is_push=False)
 
     def _encoded(self, gradient: Any, compute_s: float) -> list[Payload]:
         if not isinstance(self._coding, RowCoding):
@@ -176,22 +201,29 @@ class StreamClient:
             link.close()
 
     def _ask(self, header: Frame, payloads: Sequence[Payload], *, exact: bool) -> None:
-        self._sequence += 1
-        header.sequence, header.worker = self._sequence, self._worker
         if self._coding and self._coding.reply_codec and not exact:
             header.reply_codec = self._coding.reply_codec.name
         weights = self._buffers[self._answers_wanted % len(self._buffers)]
         self._answers_wanted += header.kind == PULL or header.want_weights
+        self._send(header, payloads, weights, self._bounds)
+
+    def _send(self, header: Frame, payloads: Sequence[Payload], weights: Vector, bounds: Sequence[slice]) -> None:
+        """Send a request to each shard; its reply is written to ``weights`` within ``bounds``."""
+        self._sequence += 1
+        header.sequence, header.worker = self._sequence, self._worker
         requests = [
             ShardRequest(header, _bytes(payload), _bytes(weights[bound]))
-            for payload, bound in zip(payloads, self._bounds, strict=True)
+            for payload, bound in zip(payloads, bounds, strict=True)
         ]
         self._asked.append((weights, requests))
         for link, request in zip(self._links, requests, strict=True):
             link.ask(request)
 
-    def _take(self, sequence: int) -> Pushed:
-        """Return the reply to the oldest push."""
+    def _take(self, sequence: int) -> Pushed | tuple[Rows, ...]:
+        """Return the reply to the oldest request, a push or a lookup."""
+        if (lookup := self._lookups.pop(sequence, None)) is not None:
+            self._wait(sequence)
+            return lookup.rows()
         weights, headers = self._answers(sequence)
         sent = all(header.kind == WEIGHTS for header in headers)
         if sent:
@@ -200,12 +232,7 @@ class StreamClient:
 
     def _answers(self, sequence: int) -> tuple[Any, list[Frame]]:
         """Wait for the shards' replies to the oldest request, and join their weights."""
-        weights, requests = self._asked.popleft()
-        try:
-            answers = [link.wait(sequence) for link in self._links]
-        except BaseException:  # an abandoned stream may still write into the old ones
-            self._buffers = [np.empty_like(buffer) for buffer in self._buffers]
-            raise
+        weights, requests, answers = self._wait(sequence)
         headers = [answer.header for answer in answers]
         if self._coding:
             self._measure(self._coding, requests, answers)
@@ -219,6 +246,15 @@ class StreamClient:
             if answer.shared is not None:
                 np.copyto(weights[bound], answer.shared)
         return weights, headers
+
+    def _wait(self, sequence: int) -> tuple[Vector, list[ShardRequest], list[ShardAnswer]]:
+        """Wait for the shards' replies to the oldest request."""
+        weights, requests = self._asked.popleft()
+        try:
+            return weights, requests, [link.wait(sequence) for link in self._links]
+        except BaseException:  # an abandoned stream may still write into the old ones
+            self._buffers = [np.empty_like(buffer) for buffer in self._buffers]
+            raise
 
     def _measure(
         self, coding: Coding | RowCoding, requests: Sequence[ShardRequest], answers: Sequence[ShardAnswer]

@@ -8,18 +8,36 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Unpack
 
 from nfdt.core.errors import AuthenticationFailed
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.patience import Patience
-from nfdt.transport.base import ParameterClient, PendingPush, Pulled, Pushed, PushOptions, Vector
+from nfdt.transport.base import (
+    ParameterClient,
+    PendingPush,
+    PendingRows,
+    Pulled,
+    Pushed,
+    PushOptions,
+    RowNumbers,
+    Vector,
+)
 from nfdt.worker.pipeline import ShardsMoved
 
 
 class InterruptibleClient(ParameterClient, Protocol):
-    """Client whose exchange another thread may end."""
+    """Client whose exchange another thread may end, and which may look up rows of tables."""
+
+    def begin_lookup(self, numbers: Sequence[RowNumbers], computed_on: int) -> PendingRows:
+        """Request rows of the tables; only a client of shards that hold the tables for the workers can.
+
+        Args:
+            numbers: Row numbers of each table, ascending, without repetition.
+            computed_on: ``sequence`` of the reply of whose moment the rows are, or of a push that is on its way.
+        """
+        ...
 
     def interrupt(self) -> None:
         """End an exchange that waits in another thread, and every later one, with an error."""
@@ -139,11 +157,16 @@ class MovableClient:
             ShardsMoved: the shards have moved; the reply raises it, too.
         """
         with self.exchange():
-            return _MovablePush(self._client.begin_push(gradient, **options), self)
+            return _Movable(self._client.begin_push(gradient, **options), self)
 
     def push(self, gradient: Vector, **options: Unpack[PushOptions]) -> Pushed:
         """See ``ParameterClient``; raises the errors of :meth:`begin_push`."""
         return self.begin_push(gradient, **options).result()
+
+    def begin_lookup(self, numbers: Sequence[RowNumbers], computed_on: int) -> PendingRows:
+        """See ``InterruptibleClient``; raises the errors of :meth:`begin_push`."""
+        with self.exchange():
+            return _Movable(self._client.begin_lookup(numbers, computed_on), self)
 
     def close(self) -> None:
         """Disconnect."""
@@ -170,21 +193,21 @@ class MovableClient:
         return True
 
 
-class _MovablePush:
-    """Push to shards that may move before they answer."""
+class _Movable:
+    """Request to shards that may move before they answer."""
 
-    def __init__(self, push: PendingPush, client: MovableClient) -> None:
-        self._push, self._client = push, client
+    def __init__(self, request: Any, client: MovableClient) -> None:
+        self._request, self._client = request, client
 
     @property
     def arrived(self) -> bool:
         """See ``PendingPush``."""
-        return self._push.arrived
+        return bool(self._request.arrived)
 
-    def result(self) -> Pushed:
+    def result(self) -> Any:
         """See ``PendingPush``."""
         with self._client.exchange():
-            return self._push.result()
+            return self._request.result()
 
 
 def _added(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:

@@ -142,3 +142,23 @@ def test_rows_for_a_shard_without_tables_are_refused(program):
     finally:
         client.close()
         running.stop()
+
+
+def test_a_shard_without_a_part_of_a_table_applies_pushes_of_rows():
+    layout = ParameterLayout.of([("table", (3000, 32)), ("wide", (200, 480))])
+    made = Reference(keras.optimizers.SGD(0.1), layout=layout)
+    program = made.manifest().replaced(tables=[0]), State(made.weights)
+    algorithm = rule_spec("ddc")
+    running = [start_shard(*program, algorithm, i, 2, workers=1, token=TOKEN, leased=False) for i in range(2)]
+    client = StreamClient([shard.address for shard in running], layout, "w", worker_token(TOKEN, "w"), tables=(0,))
+    try:
+        holder = Holder(client, TableLayout.of(layout, (0,)))
+        rows = Rows(np.array([3, 7], np.int32), np.ones((2, 32), np.float32))
+        for _ in range(2):
+            holder.take(client.push(RowVector(np.ones(96_000, np.float32), (rows,)), samples=1).weights)
+            np.testing.assert_array_equal(holder.flat, shards_weights(running))
+        assert not np.array_equal(holder.flat, made.weights)
+    finally:
+        client.close()
+        for shard in running:
+            shard.stop()

@@ -120,6 +120,20 @@ class Table:
         """End of the table in the flat vector, exclusive."""
         return self.start + self.rows * self.width
 
+    def checked_count(self, payload: Payload) -> int:
+        """Return a number of rows from 4 bytes of another process, at most that of the table."""
+        count = int(payload.view(_INT32)[0])
+        if not 0 <= count <= self.rows:
+            raise ProtocolError(f"Rows: expected at most {self.rows} of a table. Received: {count}.")
+        return count
+
+    def checked_numbers(self, payload: Payload) -> npt.NDArray[np.int32]:
+        """Return a copy of row numbers from bytes of another process: ascending, and all of the table."""
+        index = payload.view(_INT32).copy()  # the checked values cannot change
+        if index.size and (index[0] < 0 or index[-1] >= self.rows or (index[1:] <= index[:-1]).any()):
+            raise ProtocolError(f"Rows: expected rising numbers below {self.rows}. Received others.")
+        return index
+
 
 @dataclass(frozen=True)
 class TableLayout:
@@ -196,19 +210,37 @@ class TableLayout:
         dense = _cut(payload, 0, at).view(_FLOAT32)
         found = []
         for table in self.tables:
-            count = int(_cut(payload, at, 4).view(_INT32)[0])
-            if not 0 <= count <= table.rows:
-                raise ProtocolError(f"Rows: expected at most {table.rows} of a table. Received: {count}.")
-            index = _cut(payload, at + 4, 4 * count).view(_INT32).copy()  # the checked values cannot change
+            count = table.checked_count(_cut(payload, at, 4))
+            index = table.checked_numbers(_cut(payload, at + 4, 4 * count))
             at += 4 + 4 * count
             values = _cut(payload, at, 4 * count * table.width).view(_FLOAT32).reshape(count, table.width)
             at += values.nbytes
-            if count and (index[0] < 0 or index[-1] >= table.rows or (index[1:] <= index[:-1]).any()):
-                raise ProtocolError(f"Rows: expected rising numbers below {table.rows}. Received others.")
             found.append(Rows(index, values))
         if at != payload.size:
             raise ShapeMismatch(f"Rows: expected {at} bytes. Received: {payload.size}. The sender has another model.")
         return RowVector(dense, tuple(found))
+
+    def decode_numbers(self, payload: Payload) -> list[npt.NDArray[np.int32]]:
+        """Return the row numbers of each table from the bytes of :func:`encode_numbers`, of another process.
+
+        Raises:
+            ShapeMismatch: the payload has too few or too many bytes.
+            ProtocolError: row numbers are out of range, or not in ascending order.
+        """
+        at, found = 0, []
+        for table in self.tables:
+            count = table.checked_count(_cut(payload, at, 4))
+            found.append(table.checked_numbers(_cut(payload, at + 4, 4 * count)))
+            at += 4 + 4 * count
+        if at != payload.size:
+            raise ShapeMismatch(f"Rows: expected {at} bytes. Received: {payload.size}. The sender has another model.")
+        return found
+
+
+def encode_numbers(numbers: Sequence[npt.NDArray[np.int32]]) -> Payload:
+    """Encode row numbers of each table, ascending, as little-endian int32: how many there are, and the numbers."""
+    parts = [part for index in numbers for part in (np.array([index.size], _INT32), np.asarray(index, _INT32))]
+    return np.concatenate(parts).view(np.uint8) if parts else np.zeros(0, np.uint8)
 
 
 def _added(values: Vector, starts: npt.NDArray[np.intp]) -> Vector:

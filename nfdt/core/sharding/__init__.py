@@ -9,7 +9,17 @@ from nfdt.core.sharding.plan import (
     count_shards,
     make_plan,
     sparse_tables,
+    tables_on_shards,
     why_uncuttable,
 )
 
-__all__ = ["GLOBAL", "OptimizerSlot", "ShardPlan", "count_shards", "make_plan", "sparse_tables", "why_uncuttable"]
+__all__ = [
+    "GLOBAL",
+    "OptimizerSlot",
+    "ShardPlan",
+    "count_shards",
+    "make_plan",
+    "sparse_tables",
+    "tables_on_shards",
+    "why_uncuttable",
+]

@@ -206,6 +206,16 @@ def sparse_tables(manifest: Manifest, algorithm: AlgorithmSpec, shards: int) -> 
     return tuple(i for i in manifest.tables if layout.slots[i].size >= MIN_TABLE_SIZE and i not in cut_rows)
 
 
+def tables_on_shards(manifest: Manifest, algorithm: AlgorithmSpec, shards: int) -> bool:
+    """Return whether workers do not hold the tables of :func:`sparse_tables`, but look up the rows of their batches.
+
+    This needs row numbers that follow from the batch alone; see ``Manifest.looked_up``.
+    """
+    tables = sparse_tables(manifest, algorithm, shards)
+    size = 4 * sum(manifest.layout.slots[index].size for index in tables)
+    return size > algorithm.worker_tables_mb * 2**20 and set(tables) <= set(manifest.looked_up)
+
+
 @dataclass(frozen=True)
 class JoinedArray:
     """Array of a whole state, and the shards whose parts it consists of, in order."""

@@ -130,6 +130,14 @@ class AlgorithmSpec(BaseModel):
         description="gradients of embeddings travel as rows, where that changes nothing: see how_it_works; lazy: with "
         "Adam as well, whose untouched rows then stay as they are",
     )
+    worker_tables_mb: Annotated[
+        int, ReadWith(topology=("flat",), consistency=_BY_ROWS, codec=("identity",), sparse=(True,))
+    ] = Field(
+        1024,
+        ge=0,
+        description="MB up to which workers hold the tables of embeddings that travel by rows; larger ones are on the "
+        "shards alone, and workers look up the rows of each batch",
+    )
     staleness_bound: Annotated[int, ReadWith(consistency=("ssp",))] = Field(
         3, ge=0, description="ssp: how many steps a worker may be ahead of the slowest"
     )

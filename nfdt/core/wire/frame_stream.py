@@ -1,7 +1,7 @@
 """Frames on a connection: the header's length (4 bytes, little-endian), the header, the raw payload.
 
-A frame of kind PUSH or WEIGHTS is followed by ``total_bytes`` of payload, unless the payload is ``shared``. It is sent
-from and received into the caller's memory without a copy.
+A frame of kind PUSH, LOOKUP or WEIGHTS is followed by ``total_bytes`` of payload, unless the payload is ``shared``. It
+is sent from and received into the caller's memory without a copy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from nfdt.core.errors import ProtocolError
 from nfdt.core.wire.connection import Connection
-from nfdt.core.wire.shards_pb2 import PUSH, WEIGHTS, Frame
+from nfdt.core.wire.shards_pb2 import LOOKUP, PUSH, WEIGHTS, Frame
 
 MAX_HEADER_BYTES = 64 * 2**10
 END_S = 10.0
@@ -26,7 +26,7 @@ _READ_AHEAD = 4096
 
 def payload_bytes(header: Frame) -> int:
     """Return the number of bytes that follow a header."""
-    return header.total_bytes if header.kind in (PUSH, WEIGHTS) and not header.shared else 0
+    return header.total_bytes if header.kind in (PUSH, LOOKUP, WEIGHTS) and not header.shared else 0
 
 
 class FrameStream:

@@ -36,6 +36,8 @@ class _FrameKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     ERROR: _FrameKind.ValueType  # 5
     OFFER: _FrameKind.ValueType  # 6
     """answered by ACKNOWLEDGE: applied = mapped, else error says why not"""
+    LOOKUP: _FrameKind.ValueType  # 7
+    """payload: row numbers of each table; answered by WEIGHTS, the rows in this order"""
 
 class FrameKind(_FrameKind, metaclass=_FrameKindEnumTypeWrapper): ...
 
@@ -47,6 +49,8 @@ ACKNOWLEDGE: FrameKind.ValueType  # 4
 ERROR: FrameKind.ValueType  # 5
 OFFER: FrameKind.ValueType  # 6
 """answered by ACKNOWLEDGE: applied = mapped, else error says why not"""
+LOOKUP: FrameKind.ValueType  # 7
+"""payload: row numbers of each table; answered by WEIGHTS, the rows in this order"""
 Global___FrameKind: typing_extensions.TypeAlias = FrameKind
 
 @typing.final
@@ -145,7 +149,7 @@ class Frame(google.protobuf.message.Message):
     rate: builtins.float
     """push: factor of the learning rate for this gradient; 0: 1"""
     computed_on: builtins.int
-    """push: sequence of the answer that held the weights used; 0 = the newest sent"""
+    """push, lookup: sequence of the answer that held the weights used; 0 = the newest sent"""
     served_us: builtins.int
     """reply: microseconds between the request's last byte and this answer's first"""
     denominator: builtins.float

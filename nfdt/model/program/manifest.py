@@ -315,6 +315,11 @@ class Manifest:
         return {*(self.entries.get("versions") or ())} <= {"python", "keras", "tensorflow"}
 
     @property
+    def looked_up(self) -> list[int]:
+        """Those of the :attr:`tables` whose row numbers follow from the batch alone."""
+        return [int(index) for index in self.entries.get("looked_up") or ()]
+
+    @property
     def untrained_rules(self) -> list[dict[str, Any]]:
         """Merge rule and decay of each untrained variable; see :func:`nfdt.model.training.merge.merge_untrained`."""
         return [{"rule": entry["rule"], "decay": entry.get("decay")} for entry in self.untrained]
