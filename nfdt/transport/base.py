@@ -16,7 +16,6 @@ from nfdt.core.arrays.table_rows import Rows
 from nfdt.core.errors import ShapeMismatch, UsageError
 
 Vector = npt.NDArray[np.float32]
-RowNumbers = npt.NDArray[np.int32]
 Answer = TypeVar("Answer")
 
 

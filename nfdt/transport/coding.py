@@ -14,9 +14,9 @@ from nfdt.codecs.base import Payload, Vector
 from nfdt.codecs.sparse import ROWS
 from nfdt.codecs.widths import is_finite
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.arrays.table_rows import ChangedRows, Rows, RowVector, RowWeights, TableLayout
+from nfdt.core.arrays.table_rows import ChangedRows, RowIndex, Rows, RowVector, RowWeights, TableLayout
 from nfdt.core.errors import ProtocolError, ShapeMismatch
-from nfdt.transport.base import RowNumbers, WeightDelta, check_gradient
+from nfdt.transport.base import WeightDelta, check_gradient
 from nfdt.transport.choice import CodecChoice
 
 
@@ -141,14 +141,14 @@ class Lookup:
         values: Memory for the rows, flat: those of the first shard, table after table, then those of the next one.
     """
 
-    numbers: Sequence[RowNumbers]
-    parts: list[list[RowNumbers]]
+    numbers: Sequence[RowIndex]
+    parts: list[list[RowIndex]]
     places: list[list[tuple[int, int]]]
     values: Vector
 
     @classmethod
     def of(
-        cls, numbers: Sequence[RowNumbers], parts: list[list[RowNumbers]], places: list[list[tuple[int, int]]]
+        cls, numbers: Sequence[RowIndex], parts: list[list[RowIndex]], places: list[list[tuple[int, int]]]
     ) -> Lookup:
         """Return a lookup with new memory for the rows."""
         size = sum(_size(*shard) for shard in zip(parts, places, strict=True))
@@ -173,7 +173,7 @@ class Lookup:
         return tuple(Rows(index, values) for index, values in zip(self.numbers, joined, strict=True))
 
 
-def _size(numbers: Sequence[RowNumbers], places: Sequence[tuple[int, int]]) -> int:
+def _size(numbers: Sequence[RowIndex], places: Sequence[tuple[int, int]]) -> int:
     return sum(index.size * width for index, (_, width) in zip(numbers, places, strict=True))
 
 
@@ -210,7 +210,7 @@ class RowCoding:
         """Codec of the changes to request; None where replies have no tables."""
         return None if self.looked_up else ROWS
 
-    def lookup(self, numbers: Sequence[RowNumbers]) -> Lookup:
+    def lookup(self, numbers: Sequence[RowIndex]) -> Lookup:
         """Return what to request from each shard for these rows of each table, ascending."""
         parts, places = [], []
         for part, firsts in zip(self._parts, self._first, strict=True):

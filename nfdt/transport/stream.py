@@ -17,7 +17,7 @@ import numpy.typing as npt
 from nfdt.codecs import IDENTITY
 from nfdt.codecs.base import Payload
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.arrays.table_rows import Rows, RowVector, encode_numbers
+from nfdt.core.arrays.table_rows import RowIndex, Rows, RowVector, encode_numbers
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire.channel import split_address
@@ -30,7 +30,6 @@ from nfdt.transport.base import (
     Pulled,
     Pushed,
     PushOptions,
-    RowNumbers,
     Vector,
     check_gradient,
     shard_bounds,
@@ -159,7 +158,7 @@ class StreamClient:
         self._ask(header, payloads, exact=not fields["want_weights"])
         return self._pushes.add(self._sequence)
 
-    def begin_lookup(self, numbers: Sequence[RowNumbers], computed_on: int) -> InFlightRequest[tuple[Rows, ...]]:
+    def begin_lookup(self, numbers: Sequence[RowIndex], computed_on: int) -> InFlightRequest[tuple[Rows, ...]]:
         """Request rows of the tables, ascending numbers of each, at the moment of the reply ``computed_on``.
 
         Raises:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Unpack
 
+from nfdt.core.arrays.table_rows import RowIndex
 from nfdt.core.errors import AuthenticationFailed
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.patience import Patience
@@ -21,7 +22,6 @@ from nfdt.transport.base import (
     Pulled,
     Pushed,
     PushOptions,
-    RowNumbers,
     Vector,
 )
 from nfdt.worker.pipeline import ShardsMoved
@@ -30,7 +30,7 @@ from nfdt.worker.pipeline import ShardsMoved
 class InterruptibleClient(ParameterClient, Protocol):
     """Client whose exchange another thread may end, and which may look up rows of tables."""
 
-    def begin_lookup(self, numbers: Sequence[RowNumbers], computed_on: int) -> PendingRows:
+    def begin_lookup(self, numbers: Sequence[RowIndex], computed_on: int) -> PendingRows:
         """Request rows of the tables; only a client of shards that hold the tables for the workers can.
 
         Args:
@@ -163,7 +163,7 @@ class MovableClient:
         """See ``ParameterClient``; raises the errors of :meth:`begin_push`."""
         return self.begin_push(gradient, **options).result()
 
-    def begin_lookup(self, numbers: Sequence[RowNumbers], computed_on: int) -> PendingRows:
+    def begin_lookup(self, numbers: Sequence[RowIndex], computed_on: int) -> PendingRows:
         """See ``InterruptibleClient``; raises the errors of :meth:`begin_push`."""
         with self.exchange():
             return _Movable(self._client.begin_lookup(numbers, computed_on), self)

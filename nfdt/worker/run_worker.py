@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from nfdt.core.host.startup import note_start
-from nfdt.core.sharding import sparse_tables
+from nfdt.core.sharding import sparse_tables, tables_on_shards
 from nfdt.core.specs.job import parse_job
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
@@ -42,6 +42,7 @@ def run_worker(
     reader = context.open_artifacts(assignment.job_id, assignment.artifact_dir, spec)
     manifest = Manifest.from_bytes(reader.read(spec.program))
     tables = sparse_tables(manifest, spec.algorithm, len(assignment.shards))
+    looked_up = tables_on_shards(manifest, spec.algorithm, len(assignment.shards))
     job = (assignment.job_id, assignment.job_token)
     calls = NextCalls(context.stub, job, context.address, context.patience_s, context.stopped)
     connect_to = shard_connector(
@@ -52,6 +53,7 @@ def run_worker(
         context.stopped,
         overlap=spec.algorithm.overlap,
         tables=tables,
+        looked_up=looked_up,
     )
 
     def make_patience() -> Patience:
@@ -81,6 +83,7 @@ def run_worker(
             stopped=context.stopped,
             ending=context.ending,
             tables=tables,
+            read_ranges=reader.read_ranges if looked_up else None,
             spans=context.spans,
             built=built,
         )

@@ -27,6 +27,7 @@ from nfdt.core.work.spans import WAIT, SpanRing
 from nfdt.core.work.tasks import Task
 from nfdt.model.backends.contract import PreparedBatch
 from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.unpack import ReadRanges
 from nfdt.model.training import steps
 from nfdt.model.training.data import RowArray
 from nfdt.model.training.graph_source import RowTaker
@@ -35,7 +36,7 @@ from nfdt.model.training.job_model import JobModel
 from nfdt.model.training.metric_states import numbers
 from nfdt.model.training.predict import OUTPUT_BYTES, dump_outputs
 from nfdt.model.training.steps import BuiltProgram, is_reusable
-from nfdt.transport.base import Pulled
+from nfdt.transport.base import PendingRows, Pulled
 from nfdt.worker.driver import LoopDriver, Step
 from nfdt.worker.loop import WorkerLoop, drive
 from nfdt.worker.movable_client import MovableClient
@@ -65,6 +66,7 @@ class Worker(LoopDriver):
         stopped: Event that is set when the job is over for this worker, also in the middle of an instruction.
         ending: Event that is set when this worker shall leave the job after the step that it has begun; None: never.
         tables: Indices of the variables that the client exchanges by rows.
+        read_ranges: Function that returns ranges of an artifact's bytes, if these variables are on the shards alone.
         take_rows: Function for one call of ``Workers.TakeRows``; None: this worker runs no datasets.
         built: Program of the last job of this process; used again if this job has the same.
         spans: Takes what this worker does; None: it is dropped.
@@ -84,6 +86,7 @@ class Worker(LoopDriver):
         stopped: threading.Event,
         ending: threading.Event | None = None,
         tables: Sequence[int] = (),
+        read_ranges: ReadRanges | None = None,
         open_rows: Callable[[str], Array | RowArray] | None = None,
         take_rows: TakeRows | None = None,
         built: BuiltProgram | None = None,
@@ -111,9 +114,12 @@ class Worker(LoopDriver):
             owner=lambda: name,
             rows=rows,
             model=built and built.model,
+            tables=() if read_ranges is None else tables,
+            read_ranges=read_ranges,
         )
         model, layout = self._job.model, self._job.layout
         self._tables = tables
+        self._evaluated_rows = steps.evaluated_rows(model, spec.method)
         self._program = built or BuiltProgram(
             manifest,
             model,
@@ -121,6 +127,7 @@ class Worker(LoopDriver):
             steps.evaluation_step(model, layout),
             steps.prediction_step(model, layout),
         )
+        self._requested: tuple[PreparedBatch, int, PendingRows] | None = None  # rows of a batch, and for which reply
         self._other_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{name} looks ahead")
         self._ahead: Future[ins.Instruction] | None = None  # answer to a request that was made ahead
         self._batch: tuple[Task, PreparedBatch] | None = None  # of the task that begins next
@@ -203,36 +210,46 @@ class Worker(LoopDriver):
                 state = job.untrained.encode(), job.metrics.collect(), self._loop.epoch_steps
                 return ins.Report(epoch_state=ins.EpochState(instruction.epoch, *state))
             case ins.Evaluate():
-                return ins.Report(evaluated=self._evaluated(instruction, self.pipeline.weights().weights))
+                return ins.Report(evaluated=self._evaluated(instruction, self.pipeline.weights()))
             case ins.Summarise():
                 return ins.Report(summary=job.summarise(instruction))
         return ins.Report()
 
-    def _evaluated(self, request: ins.Evaluate, weights: Any) -> ins.Evaluated:
+    def _evaluated(self, request: ins.Evaluate, held: Pulled) -> ins.Evaluated:
         """Evaluate the model on pulled weights; a job that predicts may leave out the last tasks."""
         job, source = self._job, self._job.validation
         job.load_untrained(request.untrained)
         job.begin_validation(request.epoch)
         job.prefetch(source, request.tasks)
         if job.spec.method == "predict":
-            return self._predicted(request, weights)
+            return self._predicted(request, held)
         batches = ((batch, rows_of(batch)) for batch in (job.batch(source, task) for task in request.tasks))
-        metrics = job.evaluate(batches, lambda batch: self._program.evaluate(weights, batch), self._advanced)
+
+        def evaluate(batch: Any) -> dict[str, Any]:
+            return self._program.evaluate(self._with_rows(held, batch), batch)
+
+        metrics = job.evaluate(batches, evaluate, self._advanced)
         return ins.Evaluated(request.epoch, tuple(task.task for task in request.tasks), metrics)
 
-    def _predicted(self, request: ins.Evaluate, weights: Any) -> ins.Evaluated:
+    def _predicted(self, request: ins.Evaluate, held: Pulled) -> ins.Evaluated:
         """Predict until the outputs fill an answer; the tasks that are left out are leased again."""
         outputs: dict[int, list[Array]] = {}
         done, size = [], 0
         for task in request.tasks:
             batch = self._job.batch(self._job.validation, task)
-            outputs[task.start] = leaves = self._program.predict(weights, batch)
+            outputs[task.start] = leaves = self._program.predict(self._with_rows(held, batch), batch)
             done.append(task.task)
             self._advanced()
             size += sum(leaf.nbytes for leaf in leaves)
             if size >= OUTPUT_BYTES:
                 break
         return ins.Evaluated(request.epoch, tuple(done), dump_outputs(outputs))
+
+    def _with_rows(self, held: Pulled, batch: Any) -> Any:
+        """Return weights for the evaluation of a batch: with its rows, if tables are on the shards."""
+        if self._evaluated_rows is None:
+            return held.weights
+        return RowVector(held.weights, self._client.begin_lookup(self._evaluated_rows(batch), held.sequence).result())
 
     def move(self) -> None:
         """Connect to the shards announced last."""
@@ -277,11 +294,12 @@ class Worker(LoopDriver):
     def compute(self, task: Task, held: Pulled) -> Step:
         """Compute a gradient, which may be lengthened by emulation."""
         batch, is_first = self._prepared(task), not self._loop.statistics.steps
+        weights = self._looked_up(batch, held)
         began = time.perf_counter()
         if is_first:
             note_start(self._name, "first step begins")
         version = self._job.first_update + held.versions[0]
-        result = self._program.step(held.weights, batch, version=version, share=task.share_of(batch.samples))
+        result = self._program.step(weights, batch, version=version, share=task.share_of(batch.samples))
         gradient: Any = result.gradient if isinstance(result.gradient, RowVector) else np.asarray(result.gradient)
         if is_first:
             note_start(self._name, "first gradient")
@@ -290,6 +308,20 @@ class Worker(LoopDriver):
         denominator = 0.0 if result.denominator is None else float(result.denominator)
         self._emulated.finish(self._loop.statistics.steps + 1, time.perf_counter() - began, batch.samples)
         return Step(gradient, batch.samples, result.logs, time.perf_counter() - began, denominator)
+
+    def _looked_up(self, batch: PreparedBatch, held: Pulled) -> Any:
+        """Return weights for a step on a batch: with its rows, if tables are on the shards."""
+        numbers_of = self._program.step.row_numbers
+        if numbers_of is None:
+            return held.weights
+        began = time.perf_counter()
+        requested, self._requested = self._requested, None
+        if requested is not None and requested[0] is batch and requested[1] == held.sequence:
+            rows = requested[2].result()
+        else:
+            rows = self._client.begin_lookup(numbers_of(batch), held.sequence).result()
+        self._loop.statistics.exchange_s += time.perf_counter() - began
+        return RowVector(held.weights, rows)
 
 
 def _take_rows(call: TakeRows, name: str, iteration: int, pass_index: int, number: int) -> tuple[int, int] | None:

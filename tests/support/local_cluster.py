@@ -20,7 +20,7 @@ from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.arrays.pytree import flatten_structure
 from nfdt.core.clock import SystemClock
-from nfdt.core.sharding import count_shards, sparse_tables
+from nfdt.core.sharding import count_shards, sparse_tables, tables_on_shards
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.core.wire.job_token import worker_token
 from nfdt.core.work.instructions import (
@@ -129,7 +129,7 @@ class _Job:
         size = fit.get("batch_size", 32)
         validation = validation if method == "fit" else x
         rows = resolve_algorithm(algorithm, **overrides).rows
-        batch = _rows(x, size) if y is None else (x[:size], y[:size])
+        batch = _rows(x if y is None else (x, y), size)
         packed = pack(model, batch, predicts=method == "predict", sparse=rows if method == "fit" else False)
         self.artifacts.update(packed.artifacts)
         self.manifest = packed.manifest
@@ -148,6 +148,7 @@ class _Job:
         self.tables = (
             () if transport == "in_process" else sparse_tables(self.manifest, self.spec.algorithm, cluster.shards)
         )
+        self.looked_up = bool(self.tables) and tables_on_shards(self.manifest, self.spec.algorithm, cluster.shards)
         state = load_state(self.artifacts[self.manifest.state])
         self.state, self.running, self.clients = state, [], []
         policy = make_policy(self.spec.algorithm)
@@ -161,6 +162,9 @@ class _Job:
         name = hashlib.sha256(content).hexdigest()
         self.artifacts[name] = content
         return name
+
+    def _read_ranges(self, name, ranges) -> bytes:
+        return b"".join([self.artifacts[name][start : start + length] for start, length in ranges])
 
     def _data(self, tree) -> DataSpec:
         structure, arrays = flatten_structure(tree)
@@ -194,6 +198,7 @@ class _Job:
             return self.clients[-1]
         addresses = [shard.address for shard in self.running]
         options |= {"timeout_s": DEADLINE_S, "share_memory": self.transport == "shared_memory", "tables": self.tables}
+        options["looked_up"] = self.looked_up
         options["emulated"] = make_link(cluster.emulate, len(self.clients), self.stopped)
         self.clients.append(StreamClient(addresses, self.layout, worker, worker_token(TOKEN, worker), **options))
         return self.clients[-1]
@@ -281,6 +286,7 @@ class _Job:
                 ask=self._ask,
                 stopped=self.stopped,
                 tables=self.tables,
+                read_ranges=self._read_ranges if self.looked_up else None,
                 built=kept.get(name),
             )
             for index, name in enumerate(names)

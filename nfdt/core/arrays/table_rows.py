@@ -14,6 +14,8 @@ from nfdt.core.errors import ProtocolError, ShapeMismatch
 
 Vector = npt.NDArray[np.float32]
 Payload = npt.NDArray[np.uint8]
+RowIndex = npt.NDArray[np.int32]
+"""Row numbers of a table, ascending, without repetition."""
 
 _FLOAT32 = np.dtype("<f4")
 _INT32 = np.dtype("<i4")

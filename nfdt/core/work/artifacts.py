@@ -102,6 +102,17 @@ class ArtifactReader:
         path = self.path(sha256)
         return mapped(path) if path.stat().st_size > MAPPED_BYTES else path.read_bytes()
 
+    def read_ranges(self, sha256: str, ranges: Sequence[tuple[int, int]]) -> bytes:
+        """Return the bytes of (offset, length) ranges of the artifact, which is not fetched as a whole.
+
+        Raises:
+            NfdtError: the server refuses, or did not answer in time.
+        """
+        if not self._is_in_place(sha256) and not (self._cache / sha256).exists():
+            return b"".join(self.fetch_ranges(sha256, ranges))
+        with self.path(sha256).open("rb") as file:
+            return b"".join([os.pread(file.fileno(), length, offset) for offset, length in ranges])
+
     def open_array(self, sha256: str) -> Array:
         """Return the artifact, a ``.npy`` file, memory-mapped."""
         return np.load(self.path(sha256), mmap_mode="r", allow_pickle=False)

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import keras
 
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.arrays.table_rows import RowVector
 from nfdt.core.errors import CaptureError, ShapeMismatch
 from nfdt.model.backends.lanes import BatchedStep
 
@@ -25,6 +26,9 @@ StepName = Literal["train_step", "test_step", "predict_step"]
 
 ModelCall = Callable[[Any, Any], Any]
 """A step of a model as a function of flat weights, shape ``(P,)`` float32, and a batch, a pytree of arrays."""
+
+RowNumbersOf = Callable[[Any], list[Any]]
+"""Row numbers of each table, ascending, shape ``(k,)`` int32, as a function of a batch, also a prepared one."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,16 @@ class GradientResult:
     denominator: Any = None
 
 
+class Lookups(Protocol):
+    """The tables of a model that are on the shards, in the order of its trainable variables."""
+
+    def numbers_of(self, step: Callable[[Any], object]) -> RowNumbersOf:
+        """Return what a step of the model looks up, a function of a pytree of tensors."""
+
+    def assign(self, weights: RowVector) -> Any:
+        """Take over the rows of a batch, for steps that the model runs next; return the other weights."""
+
+
 class TrainingStep(ABC):
     """One training step of a model: the gradient of a batch at given weights.
 
@@ -80,6 +94,11 @@ class TrainingStep(ABC):
         """Number of traces of the step; 0 where none is counted, as for an eager model on TensorFlow."""
         return 0
 
+    @property
+    def row_numbers(self) -> RowNumbersOf | None:
+        """Row numbers of each table that the step looks up for a batch; None if no table is on the shards."""
+        return None
+
     def prepare(self, batch: Any) -> PreparedBatch:
         """Convert a pytree of arrays to the tensors that the step needs, before it is called."""
         pytree = as_tensors(batch)
@@ -89,7 +108,8 @@ class TrainingStep(ABC):
         """Compute the gradient of one batch.
 
         Args:
-            weights: Flat weights, shape ``(P,)``, float32; copied. A step with tables takes ``RowWeights`` as well.
+            weights: Flat weights, shape ``(P,)``, float32; copied. A step with tables takes ``RowWeights`` as well, and
+                one whose tables are on the shards a ``RowVector`` with the rows of the batch.
             batch: Argument of ``train_step``: a pytree of arrays, or a prepared one.
             version: Number of updates applied so far, the value of ``optimizer.iterations``; None: one more than last.
             share: Fraction of the samples of a union of batches in this one, whose gradients are combined by their
@@ -167,6 +187,27 @@ class KerasBackend(ABC):
         Raises:
             ShapeMismatch: the model has other trainable variables than the layout.
         """
+
+    def use_rows(self, model: Any, tables: Sequence[int]) -> None:
+        """Let a built model look up rows of these trainable variables, by index, in those of a batch."""
+        raise CaptureError(f"Tables on the shards: expected Keras on TensorFlow. Received: {self.name}.")
+
+    def lookups(self, model: Any) -> Lookups | None:
+        """Return the tables of a model that are on the shards; None if there is none."""
+        return None
+
+    def looked_up_ahead(
+        self, model: Any, tables: Sequence[int], steps: Sequence[Callable[[Any], object]], batch: Any
+    ) -> list[int]:
+        """Return those of the tables, by index, whose rows each of the steps looks up by numbers of the batch alone.
+
+        Args:
+            model: A built model, whose optimizers change nothing meanwhile.
+            tables: Trainable variables, by index, that are tables of embeddings.
+            steps: Steps of the model, functions of a pytree of tensors.
+            batch: A batch of arrays.
+        """
+        return []
 
     @property
     def lanes(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -13,8 +13,10 @@ import tensorflow as tf
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.model.backends.contract import KerasBackend, ModelCall, StepName, TrainingStep, switched
+from nfdt.model.backends.direct_call import Prepared
+from nfdt.model.backends.lookups import LookedUpTables, looked_up_ahead, use_rows
 from nfdt.model.backends.tensorflow_step import GradientStep, LocalStep, WeightSetter, direct_call, step_logs
-from nfdt.model.keras_internals.models import table_default
+from nfdt.model.keras_internals.models import has_no_rows, table_default
 from nfdt.model.keras_internals.training import tensorflow_seeded
 
 logger = logging.getLogger(__name__)
@@ -40,7 +42,9 @@ class TensorFlowBackend(KerasBackend):
 
     def call(self, model: Any, layout: ParameterLayout, method: str) -> ModelCall:
         """Return a step as a graph, traced once per signature of the batch."""
-        assign = WeightSetter(model, layout)
+        looked_up = LookedUpTables.of(model)
+        tables = [index for index, variable in enumerate(model.trainable_variables) if has_no_rows(variable)]
+        assign = WeightSetter(model, layout, tables)
 
         def traced(weights: Any, batch: Any) -> Any:
             assign(weights)
@@ -48,7 +52,26 @@ class TensorFlowBackend(KerasBackend):
             return step_logs(found, method) if method == "test_step" else list(keras.tree.flatten(found))
 
         run = direct_call(traced, model)
-        return lambda weights, batch: run(weights, run.prepare(batch))
+
+        def call(weights: Any, batch: Any) -> Any:
+            prepared = batch if isinstance(batch, Prepared) else run.prepare(batch)
+            return run(weights if looked_up is None else looked_up.assign(weights), prepared)
+
+        return call
+
+    def use_rows(self, model: Any, tables: Sequence[int]) -> None:
+        """Replace the lookups of the embeddings."""
+        use_rows(model, tables)
+
+    def lookups(self, model: Any) -> LookedUpTables | None:
+        """Return the tables that layers of the model have."""
+        return LookedUpTables.of(model)
+
+    def looked_up_ahead(
+        self, model: Any, tables: Sequence[int], steps: Sequence[Callable[[Any], object]], batch: Any
+    ) -> list[int]:
+        """Trace the steps; an eager model has no graph."""
+        return [] if model.run_eagerly else looked_up_ahead(model, tables, steps, batch)
 
     def is_of_rows(self, gradient: Any) -> bool:
         """Whether the gradient is of lookups alone; TensorFlow makes any other one dense."""

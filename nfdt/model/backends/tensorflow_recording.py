@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.errors import CaptureError
 from nfdt.model.backends.recording import RecordingOptimizer, StepGradients, next_loss_scale
 
 
@@ -75,13 +76,14 @@ class GraphGradients(StepGradients):
     Args:
         layout: Position of each variable in the flat vector.
         tables: Variables, by index, of which only rows with a gradient are recorded.
+        looked_up: Whether the variables of the tables have the rows of a batch only.
     """
 
     applied_by = "self.optimizer.apply_gradients(...) or apply(...)"
 
-    def __init__(self, layout: ParameterLayout, tables: Sequence[int]) -> None:
+    def __init__(self, layout: ParameterLayout, tables: Sequence[int], *, looked_up: bool = False) -> None:
         super().__init__(layout)
-        self._tables = tuple(tables)
+        self._tables, self._looked_up = tuple(tables), looked_up
         self._order = [*(i for i in range(len(layout.slots)) if i not in self._tables), *self._tables]
         self._index: dict[int, Any] = {}
         self._graph: Any = None
@@ -109,7 +111,16 @@ class GraphGradients(StepGradients):
         """Write gradients of an inner graph (a decorated train_step, a tf.cond) to a variable that outlives it.
 
         TensorFlow may trace such a graph twice, or not again when the step is retraced; all traces use the variable.
+
+        Raises:
+            CaptureError: tables are on the shards; the variable would have all their rows.
         """
+        if self._looked_up:
+            raise CaptureError(
+                f"train_step() applies the gradient of {self.layout.slots[min(gradients)].name!r} in a graph of its "
+                "own: expected one in the step itself, as tables of the model are on the shards. Set worker_tables_mb "
+                "above the size of the tables."
+            )
         if self._buffer is None:
             with tf.init_scope():
                 self._buffer = tf.Variable(tf.zeros(self.layout.size), trainable=False)
@@ -144,6 +155,8 @@ class GraphGradients(StepGradients):
     def _of(self, place: int) -> Any:
         """Return the gradient of one variable: the recorded part and the part from the buffer."""
         slot, recorded = self.layout.slots[place], self.recorded.get(place)
+        if self._looked_up and place in self._tables:
+            return tf.zeros(0) if recorded is None else recorded
         written = None if self._buffer is None else self._buffer[slot.start : slot.stop]
         if place in self._index and written is not None:
             return tf.concat([recorded, written], 0)
@@ -157,11 +170,21 @@ class GraphGradients(StepGradients):
         """
         found = []
         for place in self._tables:
+            if self._looked_up:
+                found.append(self._index_of_rows(place))
+                continue
             every = tf.range(self.layout.slots[place].shape[0], dtype=tf.int64)
             known = self._index.get(place)
             parts = [known] if known is not None and self._buffer is None else [known, every]
             found.append(tf.concat([part for part in parts if part is not None], 0))
         return tuple(found)
+
+    def _index_of_rows(self, place: int) -> Any:
+        """Return the places, in the rows of the batch, of a recorded gradient; all of them for a dense one."""
+        if place in self._index:
+            return self._index[place]
+        width, recorded = self.layout.slots[place].shape[1], self.recorded.get(place)
+        return tf.range(0 if recorded is None else tf.size(recorded, out_type=tf.int64) // width, dtype=tf.int64)
 
 
 def _flat(gradient: Any) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from nfdt.core.errors import CaptureError
 from nfdt.model.backends.contract import GradientResult, TrainingStep, check_layout, flat_logs, own_loss_scale
 from nfdt.model.backends.denominator import SUM, LossDenominator
 from nfdt.model.backends.direct_call import DirectCall, Prepared
+from nfdt.model.backends.lookups import LookedUpTables, NumbersOfBatch
 from nfdt.model.backends.recording import replace_everywhere
 from nfdt.model.backends.tables import Tables
 from nfdt.model.backends.tensorflow_recording import GraphGradients, GraphRecordingOptimizer, LossScale
@@ -40,6 +41,11 @@ class WeightSetter:
         self._variables = [v for i, v in enumerate(model.trainable_variables) if i not in tables]
         self._layout = layout.without(tables)
         self._runs = list(_small_together(self._layout.slots))
+
+    @property
+    def size(self) -> int:
+        """Number of elements of the vector."""
+        return self._layout.size
 
     def __call__(self, weights: Any) -> None:
         """Assign ``weights``, shape ``(P,)``, float32."""
@@ -119,8 +125,10 @@ class GradientStep(GraphStep):
         tables: Sequence[int] = (),
     ) -> None:
         super().__init__(model, layout, tables)
-        self._tables = Tables(model, layout, tables) if tables else None
+        self._looked_up = LookedUpTables.of(model)
+        self._tables = self._looked_up or (Tables(model, layout, tables) if tables else None)
         self._optimizer = replace_optimizer(model, layout, loss_scale or own_loss_scale(model.optimizer), tables)
+        self._row_numbers = None if self._looked_up is None else self._looked_up.numbers_of(self._without_values)
         self._version = int(self._optimizer.iterations)
         self._denominator, self._sums = LossDenominator(model), False
         self._share, self._factor = 1.0, tf.Variable(1.0, trainable=False)
@@ -134,6 +142,15 @@ class GradientStep(GraphStep):
         gradient, index, logs, finite, counted = self._run(dense, batch, tf.constant(now))
         gradient = self._tables.gradient(gradient, index) if self._tables else gradient
         return GradientResult(gradient, logs, bool(finite), SUM if self._sums else counted)
+
+    @property
+    def row_numbers(self) -> NumbersOfBatch | None:
+        """Row numbers of each table that the step looks up for a batch; None if no table is on the shards."""
+        return self._row_numbers
+
+    def _without_values(self, batch: Any) -> None:
+        """Run the step as far as row numbers are concerned."""
+        self._traced(tf.zeros(self._weights.size), batch, tf.zeros([], tf.int64))
 
     def _traced(self, weights: Any, batch: Any, *scalars: Any) -> tuple[Any, ...]:
         self._weights(weights)
@@ -167,7 +184,7 @@ def in_graph(function: Any, model: Any) -> Any:
 
 def direct_call(function: Any, model: Any) -> DirectCall:
     """Wrap ``function`` of weights and batch as Keras would run it for this model, for frequent calls."""
-    return DirectCall(function, None if model.run_eagerly else functools.partial(in_graph, model=model))
+    return DirectCall(function, None if model.run_eagerly else partial(in_graph, model=model))
 
 
 def replace_optimizer(
@@ -175,8 +192,9 @@ def replace_optimizer(
 ) -> GraphRecordingOptimizer:
     """Replace every reference of the model to its optimizer by a recording optimizer."""
     replaced = model.optimizer
+    gradients = GraphGradients(layout, tables, looked_up=LookedUpTables.of(model) is not None)
     scale = LossScale(None if loss_scale else replaced.loss_scale_factor, loss_scale)
-    recording = GraphRecordingOptimizer(replaced, model.trainable_variables, GraphGradients(layout, tables), scale)
+    recording = GraphRecordingOptimizer(replaced, model.trainable_variables, gradients, scale)
     replace_everywhere(model, recording)
     return recording
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -236,6 +237,54 @@ def blank_layer(cls: type) -> Any:
 def initialize_variable(variable: Any, value: Any) -> None:
     """Give a variable that has all other attributes its value: ``_initialize`` creates the one of TensorFlow."""
     variable._initialize(value)
+
+
+def initialize_zeros(variable: Any, shape: tuple[int, ...], dtype: str) -> None:
+    """Give a variable that has all other attributes zeros, or no rows within :func:`without_rows`."""
+    if tuple(shape) in _rowless:
+        _initialize_without_rows(variable)
+    else:
+        variable._initialize(keras.ops.zeros(shape, dtype))
+
+
+_rowless: set[tuple[int, ...]] = set()
+
+
+@contextmanager
+def without_rows(shapes: Collection[tuple[int, ...]]) -> Iterator[None]:
+    """Give variables of TensorFlow that are made in the block, of these shapes of rank 2, no rows and no memory.
+
+    Their ``shape`` is that of the whole variable: ``_initialize`` creates the one of TensorFlow, for any number of
+    rows, and ``_shape`` is what Keras says.
+    """
+    cls, held = keras.Variable, keras.Variable._initialize
+
+    def initialize(variable: Any, value: Any) -> None:
+        if variable._shape is not None and tuple(variable._shape) in _rowless:
+            _initialize_without_rows(variable)
+        else:
+            held(variable, value)
+
+    _rowless.update(shapes)
+    if shapes:
+        cls._initialize = initialize
+    try:
+        yield
+    finally:
+        cls._initialize = held
+        _rowless.clear()
+
+
+def _initialize_without_rows(variable: Any) -> None:
+    import tensorflow as tf
+
+    value = tf.zeros([0, variable._shape[1]], variable._dtype)
+    variable._value = tf.Variable(value, shape=[None, variable._shape[1]], name=variable.name)
+
+
+def has_no_rows(variable: Any) -> bool:
+    """Return whether a variable was made within :func:`without_rows`."""
+    return keras.backend.backend() == "tensorflow" and len(variable.shape) == 2 and variable.value.shape[0] is None
 
 
 def renew(obj: Any) -> None:

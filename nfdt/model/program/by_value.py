@@ -223,8 +223,10 @@ def _restore(obj: Any, record: ObjectRecord) -> None:
         vars(obj).update({name: made[name] for name in record.missing})
     vars(obj).update(record.attributes)
     if isinstance(obj, keras.Variable):
-        value = keras.ops.zeros(*record.value) if isinstance(record.value, tuple) else record.value
-        keras_models.initialize_variable(obj, value)
+        if isinstance(record.value, tuple):
+            keras_models.initialize_zeros(obj, *record.value)
+        else:
+            keras_models.initialize_variable(obj, record.value)
 
 
 def _fill(container: Any, state: tuple[Any, Any]) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.arrays.layout import Array
 from nfdt.core.arrays.pytree import flatten_structure, rebuild
+from nfdt.core.arrays.table_rows import Rows, RowVector
 from nfdt.core.errors import ModelMismatch
 from nfdt.model.backends.contract import as_tensors, current
 from nfdt.model.backends.variables import preserved
@@ -72,13 +73,19 @@ def record_outputs(model: Any, batch: Any, *, may_vary: bool) -> bytes | None:
     return None
 
 
-def check_outputs(model: Any, manifest: Manifest, read: Callable[[str], bytes | memoryview]) -> None:
+def check_outputs(
+    model: Any,
+    manifest: Manifest,
+    read: Callable[[str], bytes | memoryview],
+    rows_of: Callable[[int, Array], Array] | None = None,
+) -> None:
     """Compare the outputs of a rebuilt model with those of the script's.
 
     Args:
         model: The rebuilt model with the weights that the program starts with.
         manifest: The program.
         read: Returns an artifact's bytes by its sha256.
+        rows_of: Returns rows, by their numbers, of a table on the shards, by its index among those; None: none is.
 
     Raises:
         ModelMismatch: they differ; the message names the first layer that differs, and its attribute.
@@ -90,7 +97,12 @@ def check_outputs(model: Any, manifest: Manifest, read: Callable[[str], bytes | 
         inputs = [stored[f"input/{index}"] for index in range(sum(name.startswith("input/") for name in stored))]
         text = json.loads(str(stored["text"]))
         expected = {name.removeprefix("output/"): stored[name] for name in stored if name.startswith("output/")}
-    received = _outputs(model, rebuild(text["inputs"], inputs))
+    x = rebuild(text["inputs"], inputs)
+    if rows_of is not None and (tables := current().lookups(model)) is not None:
+        numbers = tables.numbers_of(lambda batch: model(batch, training=False))(x)
+        rows = tuple(Rows(index, rows_of(table, index)) for table, index in enumerate(numbers))
+        tables.assign(RowVector(np.zeros(0, np.float32), rows))
+    received = _outputs(model, x)
     if not _agree(expected, received, _tolerance(model)):
         raise ModelMismatch(_message(model, text["layers"], expected, received))
 

@@ -17,6 +17,7 @@ auto_scale_loss          whether the optimizer is wrapped for float16
 local_optimizers         null, or what workers need of the optimizers that step there, see ``local_optimizers.py``;
                          ``optimizer`` then subtracts differences of weights
 tables                   trainable variables, by index, that a step looks up row by row: embeddings, see ``tables.py``
+looked_up                those of them that may be on the shards: their row numbers follow from the batch alone
 globals                  Keras' own settings (floatx, default dtype policy, ...)
 trainable                which layers, and which variables, are trainable
 layout                   the trainable variables, see ``ParameterLayout``

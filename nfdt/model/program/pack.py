@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import platform
 import warnings
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from nfdt.model.program.code import digest_sources, dump_objects
 from nfdt.model.program.collect import CustomObjects, collecting
 from nfdt.model.program.compiling import describe_compilation, overrides
 from nfdt.model.program.described import describe_layers, is_configured
+from nfdt.model.program.dry_run import without_updates
 from nfdt.model.program.forward_check import record_outputs
 from nfdt.model.program.local_optimizers import (
     Described,
@@ -45,6 +47,7 @@ from nfdt.model.program.optimizer import (
     require_optimizer,
 )
 from nfdt.model.program.policy import check_policy
+from nfdt.model.program.row_updates import MIN_TABLE_SIZE
 from nfdt.model.program.state import dump_state_parts
 from nfdt.model.program.step_effects import StepEffects
 from nfdt.model.program.tables import plain_tables, traced_tables
@@ -108,6 +111,7 @@ def pack(
     with seeded(0):  # what the script makes later has the seeds that it has in Keras
         program = _pack_prepared(model, sample_batch, local, predicts, sources)
         manifest = traced_tables(model, sample_batch, program.manifest, effects, False if predicts else sparse)
+        manifest = manifest.replaced(looked_up=_looked_up(model, manifest.tables, sample_batch, predicts))
     return replace(program, manifest=manifest, log_groups=effects.groups if effects is not None else {})
 
 
@@ -222,6 +226,21 @@ def _describe(model: Any, sample_batch: Any, local: Described | None = None) -> 
             current().name: current().version,
         },
     )
+
+
+def _looked_up(model: Any, tables: Sequence[int], batch: Any, predicts: bool) -> list[int]:
+    """Return those of the tables whose rows are looked up by numbers that follow from the batch alone."""
+    shapes = {index: math.prod(model.trainable_variables[index].shape) for index in tables}
+    large = [index for index, size in shapes.items() if size >= MIN_TABLE_SIZE]
+    if not large:
+        return []  # none of them travels by rows
+    steps = [model.predict_step] if predicts else [model.train_step, model.test_step]
+    try:
+        with without_updates(model):
+            return current().looked_up_ahead(model, large, steps, batch)
+    except Exception as error:  # code of the script that needs the values of a batch
+        logger.info("Workers hold the tables of %s, as its steps cannot be traced: %s", model.name, error)
+        return []
 
 
 def layout_of(model: Any) -> ParameterLayout:

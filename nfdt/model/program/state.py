@@ -13,8 +13,9 @@ name                      content
 
 from __future__ import annotations
 
+import json
 import mmap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -22,13 +23,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from nfdt.core.arrays.layout import Array
+from nfdt.core.arrays.layout import Array, ParameterLayout, VariableSlot
 from nfdt.core.arrays.safetensors_io import Pieces, dump_parts, load_arrays
 from nfdt.core.errors import ProtocolError
 
 WEIGHTS = "weights"
 METRICS = "metrics"
 GROUPS = ("optimizer", "untrained")
+_LENGTH_BYTES = 8  # of the length of the header
 
 Contents = Literal["everything", "weights", "metrics"]
 """What is read of a state: ``weights`` has no optimizer variables, and ``metrics`` nothing else."""
@@ -46,6 +48,57 @@ class State:
 
 NO_WEIGHTS = np.zeros(0, np.float32)
 """Weights of a state without them; it leaves those of a model unchanged."""
+
+
+class StateRanges:
+    """A state of which only parts are read, as its tables may be larger than the memory.
+
+    Args:
+        read: Returns the bytes of some (offset, length) ranges of the file, one after the other.
+
+    Raises:
+        ProtocolError: the file is no state.
+    """
+
+    def __init__(self, read: Callable[[Sequence[tuple[int, int]]], bytes]) -> None:
+        self._read = read
+        length = int.from_bytes(read([(0, _LENGTH_BYTES)]), "little")
+        try:
+            named = json.loads(read([(_LENGTH_BYTES, length)]))
+            named.pop("__metadata__", None)
+            found = {name: (one["dtype"], tuple(one["shape"]), one["data_offsets"]) for name, one in named.items()}
+            self._weights_at = _LENGTH_BYTES + length + int(found[WEIGHTS][2][0])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ProtocolError(
+                f"State: expected safetensors with {WEIGHTS!r}. Received something else: {error}."
+            ) from None
+        self._header, self._named, self._data_at = named, found, _LENGTH_BYTES + length
+
+    def without(self, layout: ParameterLayout, tables: Sequence[int]) -> State:
+        """Return the state with the weights outside these variables, and without slots of the optimizer.
+
+        Raises:
+            ProtocolError: the file is no state.
+        """
+        kept = [name for name, (_, shape, _) in self._named.items() if name.startswith("untrained/") or shape == ()]
+        header, at, ranges = dict[str, Any](), 0, list[tuple[int, int]]()
+        for name in kept:
+            begin, end = self._named[name][2]
+            header[name] = {**self._header[name], "data_offsets": [at, at + end - begin]}
+            ranges.append((self._data_at + begin, end - begin))
+            at += end - begin
+        dense = [slot for index, slot in enumerate(layout.slots) if index not in tables]
+        size = sum(slot.size for slot in dense)
+        header[WEIGHTS] = {"dtype": "F32", "shape": [size], "data_offsets": [at, at + 4 * size]}
+        ranges += [(self._weights_at + 4 * slot.start, 4 * slot.size) for slot in dense]
+        text = json.dumps(header).encode()
+        return load_state(len(text).to_bytes(_LENGTH_BYTES, "little") + text + self._read(ranges))
+
+    def rows(self, table: VariableSlot, numbers: Array) -> Array:
+        """Return rows of a variable of rank 2, shape ``(k, width)``, float32."""
+        width = table.shape[1]
+        ranges = [(self._weights_at + 4 * (table.start + int(n) * width), 4 * width) for n in numbers]
+        return np.frombuffer(self._read(ranges) if ranges else b"", "<f4").reshape(len(numbers), width)
 
 
 def dump_state(weights: Any, optimizer: Mapping[int, Any], untrained: Mapping[int, Any], metrics: bytes = b"") -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -11,7 +12,14 @@ import numpy as np
 
 from nfdt.core.arrays.safetensors_io import give_back
 from nfdt.core.errors import ProtocolError, ShapeMismatch
-from nfdt.model.keras_internals.models import flatten_layers, serialization_lib
+from nfdt.model.backends.contract import current
+from nfdt.model.keras_internals.models import (
+    flatten_layers,
+    has_no_rows,
+    initialize_variable,
+    serialization_lib,
+    without_rows,
+)
 from nfdt.model.keras_internals.training import set_path
 from nfdt.model.program.attributes import NAME as ATTRIBUTES
 from nfdt.model.program.attributes import Attributes
@@ -22,8 +30,11 @@ from nfdt.model.program.local_optimizers import build_local_optimizers, state_va
 from nfdt.model.program.manifest import GIVEN, Manifest
 from nfdt.model.program.optimizer import INNER_OPTIMIZER, OPTIMIZER, inner_optimizer, set_attributes, unscaled
 from nfdt.model.program.policy import check_policy
-from nfdt.model.program.state import load_state
+from nfdt.model.program.state import State, StateRanges, load_state
 from nfdt.model.program.untrained import path_of
+
+ReadRanges = Callable[[str, Sequence[tuple[int, int]]], bytes]
+"""Bytes of some (offset, length) ranges of an artifact, by its sha256, one after the other."""
 
 _DIFFERENT = (
     "The model builds differently here than in the script; a constructor that depends on something outside of "
@@ -37,7 +48,12 @@ def unpack(manifest: Manifest, read: Callable[[str], bytes | memoryview], *, all
 
 
 def unpack_with_variables(
-    manifest: Manifest, read: Callable[[str], bytes | memoryview], *, allow_code: bool
+    manifest: Manifest,
+    read: Callable[[str], bytes | memoryview],
+    *,
+    allow_code: bool,
+    tables: Sequence[int] = (),
+    read_ranges: ReadRanges | None = None,
 ) -> tuple[Any, list[Any]]:
     """Build the program's model: compiled, with weights and untrained state; the optimizer's slots are left out.
 
@@ -45,6 +61,8 @@ def unpack_with_variables(
         manifest: The program, see :mod:`nfdt.model.program.pack`.
         read: Returns an artifact's bytes by its sha256.
         allow_code: Whether a program may contain Python code of its own.
+        tables: Trainable variables, by index, that are on the shards: the model looks up rows of a batch.
+        read_ranges: Returns the bytes of some (offset, length) ranges of an artifact; needed with ``tables``.
 
     Returns:
         A ``keras.Model``, and the variables that the program has besides the model's.
@@ -59,7 +77,8 @@ def unpack_with_variables(
     objects = load_code(manifest, read, allow_code=allow_code)
     program, outside = manifest.copied(), list[Any]()  # Keras empties some of its arguments
     _set_globals(program.settings)
-    with keras.saving.custom_object_scope(objects), serialization_lib.ObjectSharingScope():
+    shapes = {manifest.layout.slots[index].shape for index in tables}
+    with keras.saving.custom_object_scope(objects), serialization_lib.ObjectSharingScope(), without_rows(shapes):
         if manifest.by_value:
             model, outside = _load_by_value(program, read)
         else:
@@ -72,10 +91,27 @@ def unpack_with_variables(
         build_local_optimizers(model, program.local_optimizers)
     if ATTRIBUTES in program.given:
         outside.append(Attributes(model))
-    load(model, program, read, outside)
-    # A model that was built differently would train without an error.
-    check_outputs(model, manifest, read)
+    if not tables:
+        load(model, program, read, outside)
+        # A model that was built differently would train without an error.
+        check_outputs(model, manifest, read)
+        return model, outside
+    assert read_ranges is not None, "a model with tables on the shards needs the ranges of its state"
+    state = StateRanges(partial(read_ranges, manifest.state))
+    _keep_rowless(model, tables)
+    current().use_rows(model, tables)
+    load_from(state.without(manifest.layout, tables), model, program, outside, tables)
+    slots = [manifest.layout.slots[index] for index in tables]
+    check_outputs(model, manifest, read, lambda table, numbers: state.rows(slots[table], numbers))
     return model, outside
+
+
+def _keep_rowless(model: Any, tables: Sequence[int]) -> None:
+    """Give all variables that are not tables on the shards their memory, where they have the shape of one."""
+    kept = {id(model.trainable_variables[index]) for index in tables}
+    for variable in model.variables:
+        if has_no_rows(variable) and id(variable) not in kept:
+            initialize_variable(variable, keras.ops.zeros(variable.shape, variable.dtype))
 
 
 def load(
@@ -89,18 +125,26 @@ def load(
         read: Returns an artifact's bytes by its sha256.
         outside: Variables that the program has besides the model's.
     """
-    state, layout = load_state(read(manifest.state)), manifest.layout
+    load_from(load_state(read(manifest.state)), model, manifest, outside)
+
+
+def load_from(
+    state: State, model: Any, manifest: Manifest, outside: Sequence[Any] = (), tables: Sequence[int] = ()
+) -> None:
+    """Give a model what :func:`load` gives it, from a state whose weights are those outside the ``tables``."""
+    layout = manifest.layout
     _check_shapes("trainable", [slot.shape for slot in layout.slots], model.trainable_variables)
     of_model = state_variables(model, manifest)
     untrained = [*of_model, *outside]
     entries = [tuple(u["shape"]) for u in manifest.untrained if u["rule"] != GIVEN]
     _check_shapes("untrained", entries, [v for v in untrained if not isinstance(v, Attributes)])
-    for variable, slot, value in zip(
-        model.trainable_variables, layout.slots, layout.unflatten(state.weights), strict=True
-    ):
+    values = iter(layout.without(tables).unflatten(state.weights))
+    for index, (variable, slot) in enumerate(zip(model.trainable_variables, layout.slots, strict=True)):
         set_path(variable, slot.name)  # Keras builds a model from its configuration under other paths
-        variable.assign(value)
-        give_back(value)
+        if index not in tables:
+            value = next(values)
+            variable.assign(value)
+            give_back(value)
     for index, variable in enumerate(untrained):
         if index < len(of_model):
             set_path(variable, manifest.untrained[index]["path"])

@@ -42,6 +42,8 @@ class JobModel:
         owner: Returns the name of the worker for error messages.
         rows: Access of this process to the rows of a dataset; None: it cannot run datasets.
         model: The program's model with its initial state, if this process has it already.
+        tables: As for :func:`nfdt.model.program.unpack.unpack_with_variables`.
+        read_ranges: As there.
 
     Attributes:
         spec: The job; may be replaced by another one with the same program and data, see :meth:`use`.
@@ -67,11 +69,15 @@ class JobModel:
         owner: Callable[[], str] = lambda: "worker",
         rows: RowTaker | None = None,
         model: Any = None,
+        tables: Sequence[int] = (),
+        read_ranges: unpack.ReadRanges | None = None,
     ) -> None:
         self.manifest, self._owner, self._read = manifest, owner, read
         self.model, self._outside = model, list[Any]()
         if model is None:
-            self.model, self._outside = unpack.unpack_with_variables(manifest, read, allow_code=spec.code)
+            self.model, self._outside = unpack.unpack_with_variables(
+                manifest, read, allow_code=spec.code, tables=tables, read_ranges=read_ranges
+            )
         self.layout = manifest.layout
         self.first_update = 0 if manifest.steps_on_workers else int(inner_optimizer(self.model).iterations)
         self.metrics = ModelMetrics(self.model)

@@ -11,7 +11,7 @@ import numpy as np
 
 from nfdt.core.arrays.layout import Array, ParameterLayout
 from nfdt.core.errors import CaptureError
-from nfdt.model.backends.contract import TrainingStep, current
+from nfdt.model.backends.contract import RowNumbersOf, TrainingStep, current
 from nfdt.model.backends.lanes import BatchedStep
 from nfdt.model.keras_internals.models import flatten_layers
 from nfdt.model.program.compiling import leaf_metrics, merges_itself, overrides
@@ -91,6 +91,17 @@ def prediction_step(model: Any, layout: ParameterLayout) -> PredictStep:
         return leaves
 
     return predict
+
+
+def evaluated_rows(model: Any, method: str) -> RowNumbersOf | None:
+    """Return what an evaluation, or with the method ``predict`` a prediction, looks up in tables on the shards.
+
+    None if no table of the model is there.
+    """
+    tables = current().lookups(model)
+    if tables is None:
+        return None
+    return tables.numbers_of(model.predict_step if method == "predict" else model.test_step)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,116 @@
+"""Tables that the shards alone hold: workers train, evaluate and predict as with the whole tables, bit for bit."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import pytest
+
+from nfdt.model.training.predict import join_outputs, load_outputs
+from tests.support.local_cluster import clone, flat, train
+
+pytestmark = pytest.mark.processes
+
+USERS, ITEMS, WIDTH, LENGTH = 2100, 4096, 32, 6
+ON_SHARDS, ON_WORKERS = {"worker_tables_mb": 0}, {"worker_tables_mb": 1000}
+
+
+@pytest.fixture(scope="module")
+def visits():
+    """Return users, the items that they saw (some twice) and the items before those, and whether they bought one."""
+    rng = np.random.default_rng(5)
+    users = rng.integers(0, USERS, (200, 1)).astype("int32")
+    items, before = (rng.integers(0, 300, (200, LENGTH)).astype("int32") * 13 for _ in range(2))
+    return (users, items, before), (items.sum(1) % 2).astype("float32")
+
+
+def model(optimizer):
+    """Return a model with two tables of which one is shared by two inputs."""
+    users, items, before = (keras.Input((n,), dtype="int32") for n in (1, LENGTH, LENGTH))
+    table = keras.layers.Embedding(ITEMS, WIDTH, name="items")
+    found = [keras.layers.Embedding(USERS, WIDTH, name="users")(users), table(items), table(before)]
+    joined = keras.layers.Concatenate()([keras.layers.Flatten()(rows) for rows in found])
+    hidden = keras.layers.Dropout(0.2)(keras.layers.BatchNormalization()(keras.layers.Dense(8, "relu")(joined)))
+    made = keras.Model([users, items, before], keras.layers.Dense(1, "sigmoid")(hidden))
+    made.compile(optimizer, "binary_crossentropy", metrics=["accuracy"])
+    return made
+
+
+def trained(data, overrides, build=model, *, algorithm="ddc-asgd", **options):
+    x, y = data
+    fit = {"batch_size": 20, "epochs": 2, "transport": "stream", "validation": data, **options}
+    made = clone(build, keras.optimizers.SGD(0.5))
+    return train(made, x, y, algorithm=algorithm, overrides=overrides, **fit)
+
+
+def assert_same(one, other):
+    np.testing.assert_array_equal(one.weights, other.weights)
+    for mine, theirs in zip(one.epochs, other.epochs, strict=True):
+        assert mine["logs"] == theirs["logs"]
+        assert mine["val_logs"] == theirs["val_logs"]
+
+
+@pytest.mark.feature("Embeddings larger than a worker's memory", area="Models")
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [
+        ("ddc-asgd", {}),
+        ("asgd", {"shards": 2, "transport": "shared_memory"}),
+        ("dc-asgd-a", {"shards": 3}),
+        ("bsp", {"shards": 2}),
+    ],
+)
+def test_one_worker_trains_as_with_whole_tables(visits, algorithm, options):
+    outcomes = [trained(visits, overrides, algorithm=algorithm, **options) for overrides in (ON_SHARDS, ON_WORKERS)]
+    assert_same(*outcomes)
+    assert outcomes[0].traffic[0][1] < outcomes[1].traffic[0][1] / 2
+
+
+def test_overlapping_pushes_train_as_with_whole_tables(visits):
+    assert_same(*(trained(visits, {**overrides, "overlap": 1}, shards=2) for overrides in (ON_SHARDS, ON_WORKERS)))
+
+
+def test_bsp_with_3_workers_trains_as_with_whole_tables(visits):
+    one, other = (trained(visits, made, algorithm="bsp", workers=3, shards=2) for made in (ON_SHARDS, ON_WORKERS))
+    np.testing.assert_allclose(one.weights, other.weights, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("overrides", [{}, {"overlap": 1}, {"update_rule": "dc-a"}], ids=str)
+def test_two_workers_train_every_sample(visits, overrides):
+    outcome = trained(visits, {**ON_SHARDS, **overrides}, workers=2, shards=2, epochs=4)
+    assert int(outcome.optimizer[0]) == 40
+    assert sum(done.samples for done in outcome.done) == 4 * 200
+    assert np.isfinite(outcome.weights).all()
+    assert outcome.epochs[-1]["logs"]["loss"] < outcome.epochs[0]["logs"]["loss"]
+
+
+def test_one_worker_equals_plain_fit(visits):
+    def without_dropout(optimizer):
+        inputs = keras.Input((LENGTH,), dtype="int32")
+        rows = keras.layers.Embedding(ITEMS, WIDTH)(inputs)
+        made = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(keras.layers.Flatten()(rows)))
+        made.compile(optimizer, "binary_crossentropy")
+        return made
+
+    data = visits[0][1], visits[1]
+    local = clone(without_dropout, keras.optimizers.SGD(0.5))
+    local.fit(*data, batch_size=20, epochs=2, shuffle=False, verbose=0)
+    outcome = trained(data, ON_SHARDS, without_dropout, validation=None)
+    np.testing.assert_allclose(outcome.weights, flat(local), rtol=2e-3, atol=2e-5)
+
+
+def test_predictions_and_metrics_are_those_of_whole_tables(visits):
+    x, y = visits
+    made = clone(model, keras.optimizers.SGD(0.5))
+    options = {"algorithm": "asgd", "shards": 2, "workers": 2, "transport": "stream", "batch_size": 20}
+    outcome = train(made, (x,), overrides=ON_SHARDS, method="predict", **options)
+    pieces = [load_outputs(outcome.artifacts[name]) for name in outcome.answer.decode().split()]
+    [predicted] = join_outputs(pieces, range(0, 200, 20))
+    np.testing.assert_array_equal(predicted, made.predict(x, batch_size=20, verbose=0))
+    one, other = (train(made, (x, y), overrides=o, method="evaluate", **options) for o in (ON_SHARDS, ON_WORKERS))
+    assert one.answer == other.answer
+    assert sum(received for _, received in one.traffic) < sum(received for _, received in other.traffic) / 2
