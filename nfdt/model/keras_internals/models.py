@@ -252,7 +252,7 @@ _rowless: set[tuple[int, ...]] = set()
 
 @contextmanager
 def without_rows(shapes: Collection[tuple[int, ...]]) -> Iterator[None]:
-    """Give variables of TensorFlow that are made in the block, of these shapes of rank 2, no rows and no memory.
+    """Give variables of TensorFlow that are made in the block, of these shapes of rank 2, the memory of one row.
 
     Their ``shape`` is that of the whole variable: ``_initialize`` creates the one of TensorFlow, for any number of
     rows, and ``_shape`` is what Keras says.
@@ -278,7 +278,7 @@ def without_rows(shapes: Collection[tuple[int, ...]]) -> Iterator[None]:
 def _initialize_without_rows(variable: Any) -> None:
     import tensorflow as tf
 
-    value = tf.zeros([0, variable._shape[1]], variable._dtype)
+    value = tf.zeros([1, variable._shape[1]], variable._dtype)  # one row, for calls with a batch of zeros
     variable._value = tf.Variable(value, shape=[None, variable._shape[1]], name=variable.name)
 
 
