@@ -111,6 +111,10 @@ class PendingPush(Protocol):
     """Push that may not have been answered yet."""
 
     @property
+    def sequence(self) -> int:
+        """Its sequence number, and that of its reply."""
+
+    @property
     def arrived(self) -> bool:
         """Whether every shard has answered, so that :meth:`result` does not wait."""
 

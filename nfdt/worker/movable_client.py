@@ -200,6 +200,11 @@ class _Movable:
         self._request, self._client = request, client
 
     @property
+    def sequence(self) -> int:
+        """See ``PendingPush``."""
+        return int(self._request.sequence)
+
+    @property
     def arrived(self) -> bool:
         """See ``PendingPush``."""
         return bool(self._request.arrived)

@@ -43,6 +43,11 @@ class Pipeline(Generic[Tag]):
         return [tag for tag, _ in self._sent]
 
     @property
+    def newest(self) -> int | None:
+        """Sequence number of the newest push whose reply has not been taken."""
+        return self._sent[-1][1].sequence if self._sent else None
+
+    @property
     def holds_weights(self) -> bool:
         """Whether :meth:`weights` holds a reply and need not pull."""
         return self._held is not None

@@ -254,7 +254,7 @@ class Worker(LoopDriver):
     def move(self) -> None:
         """Connect to the shards announced last."""
         self.await_ahead()
-        self._batch = None
+        self._batch = self._requested = None
         self._client.move()
         logger.info("%s continues with the restored shards, incarnation %d", self._name, self._client.incarnation)
 
@@ -283,6 +283,7 @@ class Worker(LoopDriver):
                 following = work.tasks[0]
         if following is not None:
             self._batch = following, self._prepared(following)
+            self._request_rows(following, self._batch[1])
 
     def _prepared(self, task: Task) -> PreparedBatch:
         """Return the batch of a task, which may have been prepared."""
@@ -308,6 +309,15 @@ class Worker(LoopDriver):
         denominator = 0.0 if result.denominator is None else float(result.denominator)
         self._emulated.finish(self._loop.statistics.steps + 1, time.perf_counter() - began, batch.samples)
         return Step(gradient, batch.samples, result.logs, time.perf_counter() - began, denominator)
+
+    def _request_rows(self, task: Task, batch: PreparedBatch) -> None:
+        """Request the rows of the next batch behind the push on its way, on whose reply its gradient is computed."""
+        numbers_of = self._program.step.row_numbers
+        # With overlap it is not known which reply that will be; in a round weights are pulled after its end.
+        if numbers_of is None or self.spec.algorithm.overlap or task.parts > 1:
+            return
+        if (sequence := self.pipeline.newest) is not None:
+            self._requested = batch, sequence, self._client.begin_lookup(numbers_of(batch), sequence)
 
     def _looked_up(self, batch: PreparedBatch, held: Pulled) -> Any:
         """Return weights for a step on a batch: with its rows, if tables are on the shards."""
