@@ -204,7 +204,7 @@ def test_made_up_rows_are_refused_or_applied_as_a_whole(shard_with_a_table, numb
         (lambda: [push(payload=bytes(SIZE), parts=2**32 - 1, part=7)], "no rounds"),
         (lambda: [push(payload=bytes(SIZE), computed_on=77)], "on answer 77"),
         (lambda: [push(payload=bytes(SIZE), worker="another")], "this worker's name"),
-        (lambda: [encode(Frame(kind=77, sequence=2))], "push or pull"),
+        (lambda: [encode(Frame(kind=77, sequence=2))], "push, pull or lookup"),
         (lambda: [encode(Frame(kind=OFFER, total_bytes=2**50, segment="../x")), push()], "truncated"),
         (lambda: [push(shared=True)], "no segment"),
     ],

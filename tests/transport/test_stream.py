@@ -362,7 +362,7 @@ def test_a_push_before_a_pull_is_refused(client, shard):
 @pytest.mark.parametrize(
     ("frames", "message"),
     [
-        ([encode(Frame(kind=WEIGHTS, sequence=1, worker="w"))], "push or pull"),
+        ([encode(Frame(kind=WEIGHTS, sequence=1, worker="w"))], "push, pull or lookup"),
         ([encode(Frame(kind=PUSH, sequence=1, worker="w" * 201))], "this worker's name"),
         ([encode(Frame(kind=PUSH, sequence=1, worker="w", total_bytes=2**40))], "expected 104 bytes"),
         ([encode(Frame(kind=PUSH, sequence=1, worker="w", total_bytes=104), bytes(100))], "after 100 of 104 bytes"),
