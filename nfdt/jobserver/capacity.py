@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from nfdt.coordinator.topology_view import TopologyView, view_of
 from nfdt.core.errors import UsageError
 from nfdt.core.jobs.artifacts import ArtifactStore
+from nfdt.core.sharding import held_by_workers
 from nfdt.core.specs.job import JobSpec
 from nfdt.model.program.manifest import Manifest
 from nfdt.planning.memory import JobMemory, ModelBytes, estimate, stored_bytes
@@ -100,9 +101,10 @@ def gigabytes(size: float) -> str:
     return f"{size / GIGABYTE:.1f} GB"
 
 
-def model_bytes(manifest: Manifest, artifacts: ArtifactStore) -> ModelBytes:
-    """Return the size of a program's model, whose initial state is stored."""
-    return ModelBytes(4 * manifest.layout.size, artifacts.path(manifest.state).stat().st_size)
+def model_bytes(spec: JobSpec, manifest: Manifest, artifacts: ArtifactStore) -> ModelBytes:
+    """Return the size of a job's model, whose initial state is stored."""
+    size, held = manifest.layout.size, held_by_workers(manifest, spec.algorithm, spec.cluster.shards).size
+    return ModelBytes(4 * size, artifacts.path(manifest.state).stat().st_size, 4 * (size - held))
 
 
 def check_capacity(spec: JobSpec, view: TopologyView, model: ModelBytes, here: Capacity) -> None:

@@ -108,7 +108,7 @@ class Scheduler:
             _count_shards(topology, spec, manifest)
             check_groups(spec.algorithm, spec.cluster)
             here = replace(self._server.capacity(), launches_ranks=not takes_slots(self._server, spec))
-            check_capacity(spec, topology.view, model_bytes(manifest, self._server.artifacts), here)
+            check_capacity(spec, topology.view, model_bytes(spec, manifest, self._server.artifacts), here)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, NfdtError):
                 raise

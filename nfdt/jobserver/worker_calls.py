@@ -278,7 +278,7 @@ class SlotEvents:
         shard.gone, hello, core = True, shard.slot.hello, self._core
         text = f"{shard.name} is gone ({what}: process {hello.pid} on {hello.host}), with a part of the weights."
         if killed:
-            model = model_bytes(core.manifest, core.server.artifacts)
+            model = model_bytes(core.spec, core.manifest, core.server.artifacts)
             text += f" {describe_need(core.spec, model, core.server.capacity())}"
         self._mailbox.end(PartLost(text) if self._core.topology.view.pushes else JobFailed(text))
 

@@ -30,10 +30,12 @@ class ModelBytes:
     Attributes:
         weights: Bytes of its trainable weights as float32: one *vector*.
         state: Bytes of its weights, its optimizer's variables and its untrained variables.
+        on_shards: Bytes of those weights, tables of embeddings, that workers do not hold.
     """
 
     weights: int
     state: int
+    on_shards: int = 0
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,8 @@ def estimate(model: ModelBytes, algorithm: AlgorithmSpec, *, workers: int, shard
         shards: Number of shards.
         shared: Whether workers and shards exchange gradients and weights through memory that they share.
     """
-    part, vector = ModelBytes(model.weights // shards, model.state // shards), model.weights
+    part = ModelBytes(model.weights // shards, model.state // shards)
+    held = ModelBytes(model.weights - model.on_shards, model.state)
     pairs = algorithm.overlap + 1 if shared else 0  # of a gradient and weights; each side counts a half
     encodes = algorithm.codec_facts.encodes
     buffers = (1 if encodes or not shared else 0) + 1  # for a gradient, and for the reply
@@ -130,7 +133,7 @@ def estimate(model: ModelBytes, algorithm: AlgorithmSpec, *, workers: int, shard
         COSTS["client"].of(model),
         COSTS["server"].of(model),
         ProcessBytes(steady, round(steady + copied)),
-        worker.of(model, ((CODEC_VECTORS if encodes else 0.0) + pairs) * vector),
+        worker.of(held, ((CODEC_VECTORS if encodes else 0.0) + pairs) * held.weights),
     )
 
 

@@ -14,7 +14,7 @@ from nfdt.codecs.sparse import ROWS
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.table_rows import TableLayout
 from nfdt.core.errors import ProtocolError, ShapeMismatch
-from nfdt.core.sharding import sparse_tables
+from nfdt.core.sharding import held_by_workers, sparse_tables, tables_on_shards
 from nfdt.model.program.row_updates import why_dense
 from nfdt.model.program.state import State
 from nfdt.shard.building import build_store
@@ -315,6 +315,17 @@ def test_lazy_takes_adam_without_what_moves_all_rows(name):
     assert sparse_tables(program, lazy, 1) == (() if reason else (1,))
     assert (why_dense(program, lazy=True) or "").startswith(reason or "")
     assert not sparse_tables(program, rule_spec("ddc"), 1)
+
+
+def test_workers_do_not_hold_tables_above_a_size_if_all_of_them_are_looked_up_ahead():
+    program = manifest()[0].replaced(looked_up=[1])
+    on_shards, on_workers = rule_spec("ddc", worker_tables_mb=0), rule_spec("ddc", worker_tables_mb=1)
+    assert tables_on_shards(program, on_shards, 2)
+    assert held_by_workers(program, on_shards, 2).size == 10
+    others = [(program, on_workers), (program, rule_spec("ddc", worker_tables_mb=0, sparse=False))]
+    for other, algorithm in [*others, (manifest()[0], on_shards), (program.replaced(tables=[]), on_shards)]:
+        assert not tables_on_shards(other, algorithm, 2)
+        assert held_by_workers(other, algorithm, 2) == other.layout.without(())
 
 
 def test_the_log_of_rows_stands_in_for_copies():

@@ -216,6 +216,12 @@ def tables_on_shards(manifest: Manifest, algorithm: AlgorithmSpec, shards: int) 
     return size > algorithm.worker_tables_mb * 2**20 and set(tables) <= set(manifest.looked_up)
 
 
+def held_by_workers(manifest: Manifest, algorithm: AlgorithmSpec, shards: int) -> ParameterLayout:
+    """Return the layout of the weights that a worker holds: all of them, or those beside tables on the shards."""
+    on_shards = tables_on_shards(manifest, algorithm, shards)
+    return manifest.layout.without(sparse_tables(manifest, algorithm, shards) if on_shards else ())
+
+
 @dataclass(frozen=True)
 class JoinedArray:
     """Array of a whole state, and the shards whose parts it consists of, in order."""

@@ -1,0 +1,87 @@
+"""A DLRM-like model with large embedding tables: samples per second, and memory of a worker, of each peer."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.peers.keras2 import python_of_keras2
+from benchmarks.peers.processes import PeerFailed, run_together, tensorflow_cluster
+from benchmarks.reports.report import Report, arguments
+from benchmarks.workloads.recommender import (
+    ON_SHARDS,
+    ON_WORKERS,
+    PARAMETER_SERVER,
+    PLAIN,
+    SEED,
+    Recommendation,
+    Trained,
+)
+
+
+def measure(peer: str, training: Recommendation, keras2: Path | None) -> Trained:
+    """Train once with a peer, in processes of its own.
+
+    Raises:
+        PeerFailed: it has failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        arguments = [training.dump(), str(result)]
+        if peer == PARAMETER_SERVER:
+            command = [str(keras2), "-m", "benchmarks.peers.recommender_servers", *arguments]
+            roles = tensorflow_cluster(chief=1, worker=training.workers, ps=training.shards)
+            run_together([command] * len(roles), roles, needed=1)
+        else:
+            run_together([[sys.executable, "-m", "benchmarks.workloads.recommender", peer, *arguments]])
+        return Trained(**json.loads(result.read_text()))
+
+
+def run(report: Report, training: Recommendation, runs: int, keras2: Path | None) -> None:
+    """Measure all peers by turns; one that fails, as for lack of memory, is a note."""
+    case = f"{training.table_mb:g} MB of tables, {training.optimizer}, {training.workers} workers"
+    peers = [PLAIN, ON_WORKERS, ON_SHARDS, *([PARAMETER_SERVER] if keras2 else [])]
+    for _ in range(runs):
+        for peer in peers:
+            try:
+                found = measure(peer, training, keras2)
+            except PeerFailed as error:
+                report.notes.append(f"{peer} failed: {str(error).splitlines()[-1]}")
+                continue
+            report.add(case, peer, "samples/s", found.samples_per_s(training))
+            report.add(case, peer, "MB of a worker at its peak", max(found.worker_mb))
+    for name, unit in (("speed", "samples/s"), ("memory", "MB of a worker at its peak")):
+        ours = report.runs(case, ON_SHARDS, unit)
+        for other, peer in (("workers", ON_WORKERS), ("plain", PLAIN), ("servers", PARAMETER_SERVER)):
+            if pairs := list(zip(ours, report.runs(case, peer, unit), strict=False)):
+                report.ratios[f"{name} shards/{other}"] = statistics.median(mine / theirs for mine, theirs in pairs)
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--mb", type=float, help="size of all tables, in MB (default: 1024; quick: 64)")
+    parser.add_argument("--optimizer", choices=("sgd", "adagrad"), default="sgd")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--shards", type=int, default=2)
+    options = parser.parse_args()
+    table_mb, samples, runs = (64.0, 16_384, 1) if options.quick else (1024.0, 65_536, 3)
+    training = Recommendation(
+        options.mb or table_mb,
+        samples,
+        optimizer=options.optimizer,
+        workers=options.workers,
+        shards=options.shards,
+    )
+    report = Report("recommender", [SEED])
+    keras2 = python_of_keras2(install=False)
+    if keras2 is None:
+        report.notes.append(f"{PARAMETER_SERVER}: left out; scripts/bench hfdt makes its environment")
+    run(report, training, runs, keras2)
+    report.finish(options.json)
+
+
+if __name__ == "__main__":
+    main()
