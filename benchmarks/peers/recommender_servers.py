@@ -27,7 +27,7 @@ def coordinate(training: Recommendation, resolver: Any) -> Trained:
     with strategy.scope():
         model = build(tf_keras, training)
         model.optimizer.build(model.trainable_variables)
-    loss_of = tf_keras.losses.BinaryCrossentropy()
+    loss_of = tf_keras.losses.BinaryCrossentropy(reduction="none")
 
     def batches() -> Any:
         data = tf.data.Dataset.from_tensor_slices(training.data())
@@ -37,7 +37,7 @@ def coordinate(training: Recommendation, resolver: Any) -> Trained:
 
     def replica_step(inputs: Any, labels: Any) -> None:
         with tf.GradientTape() as tape:
-            loss = loss_of(labels[:, None], model(inputs, training=True))
+            loss = tf.reduce_mean(loss_of(labels[:, None], model(inputs, training=True)))
         model.optimizer.minimize(loss, model.trainable_variables, tape)
 
     @tf.function
