@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from nfdt.core.arrays.table_rows import RowIndex, Rows, RowVector, Vector
 from nfdt.core.errors import CaptureError
-from nfdt.model.backends.direct_call import DirectCall, Prepared
+from nfdt.model.backends.direct_call import DirectCall, Graph, Prepared
 from nfdt.model.keras_internals.models import flatten_layers
 
 _STATELESS = ("LookupTableFindV2",)  # of StringLookup and IntegerLookup, whose tables do not change
@@ -80,8 +80,9 @@ class LookedUpTable:
             missing = (1 << max(0, numbers.size - 1).bit_length()) - numbers.size
             numbers = np.concatenate([numbers, np.full(missing, np.iinfo(np.int64).max)])
             values = np.concatenate([values, np.zeros((missing, self.width), np.float32)])
-        self._numbers.assign(numbers)
-        self._variable.value.assign(tf.cast(tf.constant(values), self._variable.value.dtype))
+        variable = self._variable.value
+        _assign(self._numbers, tf.constant(numbers))
+        _assign(variable, tf.cast(tf.constant(values), variable.dtype))
 
     def summed(self, places: npt.NDArray[Any], values: Vector) -> Rows:
         """Return the gradient of the table, of some places in the rows; those of a row are added up."""
@@ -164,7 +165,7 @@ class NumbersOfBatch:
 
     def __init__(self, tables: LookedUpTables, step: Callable[[Any], object]) -> None:
         self._tables, self._step = tables.tables, step
-        self._graphs: dict[Hashable, Callable[..., Any]] = {}
+        self._graphs: dict[Hashable, Graph] = {}
 
     def __call__(self, batch: Any) -> list[RowIndex]:
         """Return the numbers of each table, ascending, without repetition.
@@ -174,13 +175,13 @@ class NumbersOfBatch:
             InvalidArgumentError: a table has no such row.
         """
         prepared = batch if isinstance(batch, Prepared) else DirectCall.prepare(batch)
-        found = self._graph(prepared)(*prepared.components)
+        found = self._graph(prepared)(prepared.components)
         return [
             table.check(np.unique(np.asarray(ids)).astype(np.int64)).astype(np.int32)
             for table, ids in zip(self._tables, found, strict=True)
         ]
 
-    def _graph(self, batch: Prepared) -> Callable[..., Any]:
+    def _graph(self, batch: Prepared) -> Graph:
         """Return the graph for batches like this one, of any number of samples if the model can be traced for that."""
         shapes: list[list[tuple[Any, ...]]] = [
             [(None, *tensor.shape[1:]) if tensor.shape.rank else () for tensor in batch.components],
@@ -198,7 +199,7 @@ class NumbersOfBatch:
         self._graphs[repr(found[0])] = found[1]
         return found[1]
 
-    def _trace(self, batch: Prepared, shapes: Sequence[tuple[Any, ...]]) -> Callable[..., Any]:
+    def _trace(self, batch: Prepared, shapes: Sequence[tuple[Any, ...]]) -> Graph:
         with ExitStack() as stack:
             recorded = [stack.enter_context(table.recording()) for table in self._tables]
             whole = _traced(self._step, batch, shapes)
@@ -211,7 +212,7 @@ class NumbersOfBatch:
                 )
         with whole.graph.as_default():
             flat = [tf.concat([tf.zeros(0, tf.int64), *(tf.reshape(i, [-1]) for i in ids)], 0) for ids in recorded]
-        return _as_list(whole.prune(whole.inputs[: len(batch.components)], flat))
+        return Graph(whole.prune(whole.inputs[: len(batch.components)], flat))
 
 
 def looked_up_ahead(
@@ -287,8 +288,9 @@ def _traced(step: Callable[[Any], object], batch: Prepared, shapes: Sequence[tup
     return tf.compat.v1.wrap_function(tf.autograph.experimental.do_not_convert(run), specs)
 
 
-def _as_list(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *tensors: list(function(*tensors))
+def _assign(variable: Any, value: Any) -> None:
+    """Assign eagerly, without the checks of ``assign``, which take longer than the copy of a few rows."""
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
 
 @contextmanager
