@@ -28,6 +28,7 @@ from benchmarks.run import (
     memory,
     overhead,
     reality,
+    recommender,
     scale,
     simulate,
     snapshots,
@@ -40,6 +41,7 @@ from benchmarks.workloads.emulated import Training
 from benchmarks.workloads.epochs import Work, measured
 from benchmarks.workloads.images import read_images, training_images
 from benchmarks.workloads.models import build
+from benchmarks.workloads.recommender import ON_SHARDS, ON_WORKERS, PLAIN, Recommendation
 from benchmarks.workloads.timed_epochs import EpochTimer, Goal, seconds_to, throughput
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.specs.presets import PRESETS
@@ -84,6 +86,17 @@ def test_overhead_compares_one_worker_with_plain_fit(tmp_path, capsys):
     assert set(got["ratios"]) == {"nfdt/plain@mlp", "nfdt-overlap/plain@mlp", "startup_s"}
     assert {(row["case"], row["peer"]) for row in got["rows"]} == {("mlp", peer) for peer in overhead.OPTIONS}
     assert "nfdt/plain@mlp" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_a_recommender_is_trained_with_tables_here_and_there(tmp_path):
+    report = Report("recommender", [1])
+    recommender.run(report, Recommendation(table_mb=4, samples=1024, batch=256, epochs=3), 1, KERAS2)
+    got = written(report, tmp_path)
+    assert peers_of(got) >= {PLAIN, ON_WORKERS, ON_SHARDS}
+    assert {row["unit"] for row in got["rows"]} == {"samples/s", "MB of a worker at its peak"}
+    assert all(row["value"] > 0 for row in got["rows"])
+    assert got["ratios"]["memory shards/workers"] < 1
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -40,6 +41,15 @@ def model(optimizer):
     return made
 
 
+def without_dropout(optimizer):
+    """Return a model whose gradients do not depend on the worker that computes them."""
+    inputs = keras.Input((LENGTH,), dtype="int32")
+    rows = keras.layers.Embedding(ITEMS, WIDTH)(inputs)
+    made = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(keras.layers.Flatten()(rows)))
+    made.compile(optimizer, "binary_crossentropy")
+    return made
+
+
 def trained(data, overrides, build=model, *, algorithm="ddc-asgd", **options):
     x, y = data
     fit = {"batch_size": 20, "epochs": 2, "transport": "stream", "validation": data, **options}
@@ -75,7 +85,8 @@ def test_overlapping_pushes_train_as_with_whole_tables(visits):
 
 
 def test_bsp_with_3_workers_trains_as_with_whole_tables(visits):
-    one, other = (trained(visits, made, algorithm="bsp", workers=3, shards=2) for made in (ON_SHARDS, ON_WORKERS))
+    data, options = (visits[0][1], visits[1]), {"algorithm": "bsp", "workers": 3, "shards": 2, "validation": None}
+    one, other = (trained(data, made, without_dropout, **options) for made in (ON_SHARDS, ON_WORKERS))
     np.testing.assert_allclose(one.weights, other.weights, rtol=1e-5, atol=1e-6)
 
 
@@ -89,13 +100,6 @@ def test_two_workers_train_every_sample(visits, overrides):
 
 
 def test_one_worker_equals_plain_fit(visits):
-    def without_dropout(optimizer):
-        inputs = keras.Input((LENGTH,), dtype="int32")
-        rows = keras.layers.Embedding(ITEMS, WIDTH)(inputs)
-        made = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(keras.layers.Flatten()(rows)))
-        made.compile(optimizer, "binary_crossentropy")
-        return made
-
     data = visits[0][1], visits[1]
     local = clone(without_dropout, keras.optimizers.SGD(0.5))
     local.fit(*data, batch_size=20, epochs=2, shuffle=False, verbose=0)
@@ -114,3 +118,58 @@ def test_predictions_and_metrics_are_those_of_whole_tables(visits):
     one, other = (train(made, (x, y), overrides=o, method="evaluate", **options) for o in (ON_SHARDS, ON_WORKERS))
     assert one.answer == other.answer
     assert sum(received for _, received in one.traffic) < sum(received for _, received in other.traffic) / 2
+
+
+SCRIPT = """
+import json
+import keras
+import nfdt
+import numpy as np
+
+rng = np.random.default_rng(2)
+x, y = rng.integers(0, 500, (400, 4)).astype("int32"), rng.normal(size=(400, 1)).astype("float32")
+
+class Words(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.rows, self.flat = keras.layers.Embedding(8192, 16), keras.layers.Flatten()
+        self.last = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.last(self.flat(self.rows(x)))
+
+def build():
+    keras.utils.set_random_seed(3)
+    model = Words()
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+def fit(model):
+    history = model.fit(x, y, batch_size=20, epochs=2, shuffle=False, verbose=0, validation_data=(x[:40], y[:40]))
+    return history, model.evaluate(x, y, verbose=0), model.predict(x[:64], verbose=0)
+
+@nfdt.distribute(workers=1, shards=2, worker_tables_mb=0, evaluate=True)
+def main():
+    model = build()
+    return model, fit(model)
+
+plain, (model, (history, loss, outputs)) = build(), main()
+expected, expected_loss, expected_outputs = fit(plain)
+pairs = [*zip(model.get_weights(), plain.get_weights(), strict=True)]
+pairs += [(outputs, expected_outputs), (loss, expected_loss)]
+[worker] = history.nfdt.values()
+print(json.dumps({
+    "same": all(bool(np.allclose(a, b, rtol=2e-3, atol=2e-5)) for a, b in pairs),
+    "val_loss": np.allclose(history.history["val_loss"], expected.history["val_loss"], rtol=1e-3),
+    "received": worker["bytes_received"] / (4 * model.count_params()),
+}))
+"""
+
+
+def test_a_script_with_a_model_of_its_own_trains_in_processes(run_script):
+    done = run_script(SCRIPT)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    assert found["same"]
+    assert found["val_loss"]
+    assert found["received"] < 0.5  # a worker never has the whole table
