@@ -17,6 +17,7 @@ from nfdt.core.jobs.artifacts import CHUNK_BYTES, MAX_RANGES
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire import workers_pb2_grpc
 from nfdt.core.wire.channel import open_channel
+from nfdt.core.work import artifacts
 from nfdt.core.work.artifacts import ArtifactReader
 from nfdt.core.work.remote_rows import RemoteRows
 from nfdt.model.training.data import encode_npy
@@ -153,6 +154,21 @@ def test_ranges_arrive_in_the_order_asked_for(job, reader):
     wanted = [(10, 5), (0, 3), (CHUNK_BYTES - 1, CHUNK_BYTES + 2), (len(job.data), 0)]
     got = b"".join(reader(job.job_id).fetch_ranges(job.name, wanted))
     assert got == b"".join(job.data[offset : offset + length] for offset, length in wanted)
+
+
+@pytest.mark.parametrize("piece", [7, 2**24])
+def test_ranges_of_a_file_are_read_in_calls_of_limited_size(job, reader, monkeypatch, tmp_path, piece):
+    monkeypatch.setattr(artifacts, "PIECE_BYTES", piece)
+    wanted = [(10, 5), (0, 3), (7, 0), (20, 40), (len(job.data) - 2, 2)]
+    expected = b"".join(job.data[offset : offset + length] for offset, length in wanted)
+    there = reader(job.job_id)
+    assert there.read_ranges(job.name, wanted) == expected
+    assert there.fetched_bytes == len(expected)
+    assert not (tmp_path / "cache").exists()
+    there.read(job.name)
+    fetched = there.fetched_bytes
+    assert there.read_ranges(job.name, wanted) == expected
+    assert there.fetched_bytes == fetched
 
 
 @pytest.mark.parametrize(

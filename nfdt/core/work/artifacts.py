@@ -109,7 +109,7 @@ class ArtifactReader:
             NfdtError: the server refuses, or did not answer in time.
         """
         if not self._is_in_place(sha256) and not (self._cache / sha256).exists():
-            return b"".join(self.fetch_ranges(sha256, ranges))
+            return b"".join(data for part in _parts(ranges) for data in self.fetch_ranges(sha256, part))
         with self.path(sha256).open("rb") as file:
             return b"".join([os.pread(file.fileno(), length, offset) for offset, length in ranges])
 
@@ -177,6 +177,21 @@ class ArtifactReader:
                 )
             yield chunk.data
             at += len(chunk.data)
+
+
+def _parts(ranges: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """Yield ranges, long ones in pieces, in the lists of at most ``PIECE_BYTES`` that one call may ask for."""
+    part, size = list[tuple[int, int]](), 0
+    for offset, length in ranges:
+        for at in range(offset, offset + length, PIECE_BYTES):
+            piece = min(PIECE_BYTES, offset + length - at)
+            if size + piece > PIECE_BYTES:
+                yield part
+                part, size = [], 0
+            part.append((at, piece))
+            size += piece
+    if part:
+        yield part
 
 
 def _without(ranges: list[tuple[int, int]], received: int) -> list[tuple[int, int]]:

@@ -13,7 +13,6 @@ name                      content
 
 from __future__ import annotations
 
-import json
 import mmap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,13 +23,21 @@ from typing import Any, Literal
 import numpy as np
 
 from nfdt.core.arrays.layout import Array, ParameterLayout, VariableSlot
-from nfdt.core.arrays.safetensors_io import Pieces, dump_parts, load_arrays
+from nfdt.core.arrays.safetensors_io import (
+    PREFIX_BYTES,
+    ArrayEntry,
+    Pieces,
+    dump_header,
+    dump_parts,
+    header_bytes,
+    load_arrays,
+    read_header,
+)
 from nfdt.core.errors import ProtocolError
 
 WEIGHTS = "weights"
 METRICS = "metrics"
 GROUPS = ("optimizer", "untrained")
-_LENGTH_BYTES = 8  # of the length of the header
 
 Contents = Literal["everything", "weights", "metrics"]
 """What is read of a state: ``weights`` has no optimizer variables, and ``metrics`` nothing else."""
@@ -62,17 +69,11 @@ class StateRanges:
 
     def __init__(self, read: Callable[[Sequence[tuple[int, int]]], bytes]) -> None:
         self._read = read
-        length = int.from_bytes(read([(0, _LENGTH_BYTES)]), "little")
-        try:
-            named = json.loads(read([(_LENGTH_BYTES, length)]))
-            named.pop("__metadata__", None)
-            found = {name: (one["dtype"], tuple(one["shape"]), one["data_offsets"]) for name, one in named.items()}
-            self._weights_at = _LENGTH_BYTES + length + int(found[WEIGHTS][2][0])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ProtocolError(
-                f"State: expected safetensors with {WEIGHTS!r}. Received something else: {error}."
-            ) from None
-        self._header, self._named, self._data_at = named, found, _LENGTH_BYTES + length
+        self._begin = header_bytes(read([(0, PREFIX_BYTES)]))
+        self._entries = read_header(read([(0, self._begin)]))
+        if WEIGHTS not in self._entries:
+            raise ProtocolError(f"State: expected {WEIGHTS!r}. Received: {sorted(self._entries)[:8]}.")
+        self._weights_at = self._begin + self._entries[WEIGHTS].start
 
     def without(self, layout: ParameterLayout, tables: Sequence[int]) -> State:
         """Return the state with the weights outside these variables, and without slots of the optimizer.
@@ -80,19 +81,13 @@ class StateRanges:
         Raises:
             ProtocolError: the file is no state.
         """
-        kept = [name for name, (_, shape, _) in self._named.items() if name.startswith("untrained/") or shape == ()]
-        header, at, ranges = dict[str, Any](), 0, list[tuple[int, int]]()
-        for name in kept:
-            begin, end = self._named[name][2]
-            header[name] = {**self._header[name], "data_offsets": [at, at + end - begin]}
-            ranges.append((self._data_at + begin, end - begin))
-            at += end - begin
         dense = [slot for index, slot in enumerate(layout.slots) if index not in tables]
-        size = sum(slot.size for slot in dense)
-        header[WEIGHTS] = {"dtype": "F32", "shape": [size], "data_offsets": [at, at + 4 * size]}
-        ranges += [(self._weights_at + 4 * slot.start, 4 * slot.size) for slot in dense]
-        text = json.dumps(header).encode()
-        return load_state(len(text).to_bytes(_LENGTH_BYTES, "little") + text + self._read(ranges))
+        kept = {name: e for name, e in self._entries.items() if name.startswith("untrained/") or not e.shape}
+        weights = ArrayEntry(np.dtype("<f4"), (sum(slot.size for slot in dense),))
+        header, order = dump_header({**kept, WEIGHTS: weights})
+        ranges = {name: [(self._begin + entry.start, entry.nbytes)] for name, entry in kept.items()}
+        ranges[WEIGHTS] = [(self._weights_at + 4 * slot.start, 4 * slot.size) for slot in dense]
+        return load_state(header + self._read([each for name in order for each in ranges[name]]))
 
     def rows(self, table: VariableSlot, numbers: Array) -> Array:
         """Return rows of a variable of rank 2, shape ``(k, width)``, float32."""
