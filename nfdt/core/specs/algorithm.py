@@ -133,7 +133,7 @@ class AlgorithmSpec(BaseModel):
     worker_tables_mb: Annotated[
         int, ReadWith(topology=("flat",), consistency=_BY_ROWS, codec=("identity",), sparse=(True,))
     ] = Field(
-        1024,
+        512,
         ge=0,
         description="MB up to which workers hold the tables of embeddings that travel by rows; larger ones are on the "
         "shards alone, and workers look up the rows of each batch",
