@@ -80,6 +80,13 @@ def test_one_worker_trains_as_with_whole_tables(visits, algorithm, options):
     assert outcomes[0].traffic[0][1] < outcomes[1].traffic[0][1] / 2
 
 
+def test_adagrad_trains_as_with_whole_tables(visits):
+    def build(_):
+        return model(keras.optimizers.Adagrad(0.1))
+
+    assert_same(*(trained(visits, overrides, build, shards=2) for overrides in (ON_SHARDS, ON_WORKERS)))
+
+
 def test_overlapping_pushes_train_as_with_whole_tables(visits):
     assert_same(*(trained(visits, {**overrides, "overlap": 1}, shards=2) for overrides in (ON_SHARDS, ON_WORKERS)))
 

@@ -131,7 +131,7 @@ class AlgorithmSpec(BaseModel):
         "Adam as well, whose untouched rows then stay as they are",
     )
     worker_tables_mb: Annotated[
-        int, ReadWith(topology=("flat",), consistency=_BY_ROWS, codec=("identity",), sparse=(True,))
+        int, ReadWith(topology=("flat",), consistency=_BY_ROWS, codec=("identity",), sparse=(True, "lazy"))
     ] = Field(
         512,
         ge=0,

@@ -63,7 +63,7 @@ class ShardRecovery(Failover):
 
     def _out_of_memory(self, reason: str) -> JobFailed:
         parts, server = self._parts, self._parts.server
-        model = model_bytes(parts.spec, parts.manifest, server.artifacts)
+        model = model_bytes(self._slots.spec, parts.manifest, server.artifacts)
         return JobFailed(f"{reason} {describe_need(self._slots.spec, model, server.capacity())}")
 
     def _missing(self) -> Sequence[str]:
