@@ -446,7 +446,7 @@ def test_a_model_without_any_loss_is_refused_in_keras_words():
 
 class Packed:
     manifest = Manifest({"state": "0" * 64})
-    artifacts = {}
+    files, state_parts = {}, [b""]
     code = False
 
 

@@ -80,7 +80,7 @@ def test_arrays_are_uploaded_whatever_the_option(read):
 def test_a_dataset_goes_with_the_job_as_code_with_its_batches_and_their_size(read, model):
     captured = read(Batches(), validation_data=Batches(), steps_per_epoch=2, validation_steps=1)
     assert captured.choice.where == "workers"
-    packed = SimpleNamespace(manifest=Manifest({}), artifacts={}, code=False)
+    packed = SimpleNamespace(manifest=Manifest({"state": 64 * "0"}), files={}, state_parts=[], code=False)
     submission = specify(captured, packed, resolve({}), cluster=resolve({}).cluster, initial_epoch=0)
     spec = submission.spec
     assert spec.code, "workers load it only where the server allows code"

@@ -6,6 +6,7 @@ import errno
 import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -44,15 +45,23 @@ class Folder:
 
     def __init__(self, monkeypatch) -> None:
         self.full = threading.Event()
-        real = ArtifactStore._fill
+        fill, create = ArtifactStore._fill, ArtifactStore.create
 
-        def fill(store, partial, digest, total, at, chunks):
+        def fill_half(store, sha256, digest, total, at, chunks):
             if self.full.is_set():
-                partial.write_bytes(bytes(total // 2))
+                store._partial(sha256).write_bytes(bytes(total // 2))
                 raise OSError(errno.ENOSPC, "No space left on device")
-            real(store, partial, digest, total, at, chunks)
+            fill(store, sha256, digest, total, at, chunks)
 
-        monkeypatch.setattr(ArtifactStore, "_fill", fill)
+        @contextmanager
+        def create_half(store, size):
+            with create(store, size) as new:
+                if self.full.is_set():
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                yield new
+
+        monkeypatch.setattr(ArtifactStore, "_fill", fill_half)
+        monkeypatch.setattr(ArtifactStore, "create", create_half)
 
 
 class Gate:

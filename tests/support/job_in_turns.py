@@ -317,7 +317,7 @@ class World:
 
     def begin(self) -> None:
         """Begin the job if its slots are free, as the scheduler does; take up a run that was broken off."""
-        if self.begun and not self.turns.lives(JOB):
+        if self.begun and not self.ended and not self.turns.lives(JOB):
             if self.job.broken_off and self._goes_on(self.job.broken_off):
                 self.control = self.job.core.control
                 self._queue(self.server)
@@ -337,7 +337,7 @@ class World:
         self.request(proceed=jobs_pb2.Proceed(epoch=epoch, until=until))
 
     def snapshot(self) -> None:
-        self._client_calls(self.job.clients.snapshot)
+        self._client_calls(partial(self.job.clients.snapshot, jobs_pb2.SnapshotRequest.EVERYTHING))
 
     def request(self, **action) -> None:
         self._client_calls(partial(self.job.clients.control, jobs_pb2.ControlRequest(job_id=JOB, **action)))
