@@ -76,7 +76,7 @@ def reaches_model(callback: Any, *, rate_is_known: bool = False) -> bool:
         callback: The callback.
         rate_is_known: Whether ``model.optimizer.learning_rate`` does not count, as ``model.stop_training``.
     """
-    return _Search(callback, rate_is_known).finds(_hooks(callback))
+    return _CodeSearch(callback, rate_is_known).finds(_hooks(callback))
 
 
 def _hooks(callback: Any) -> Iterator[Any]:
@@ -90,7 +90,7 @@ def _hooks(callback: Any) -> Iterator[Any]:
                 yield vars(kind)[name]
 
 
-class _Search:
+class _CodeSearch:
     """Search through what code names.
 
     Args:

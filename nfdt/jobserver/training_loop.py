@@ -125,7 +125,11 @@ class TrainingLoop(EffectHandler):
         incarnation = mailbox.read(lambda: self._core.slots.incarnation)
         mailbox.call(training.shards.flush)
         if training.recovery is not None:
-            mailbox.call(partial(training.recovery.renew, incarnation))
+            spec = self._core.spec
+            if epoch + 1 >= spec.fit.epochs and spec.validation is None:  # the result is stored at once
+                training.recovery.forgo(incarnation)
+            else:
+                mailbox.call(partial(training.recovery.renew, incarnation))
         mailbox.handle(lambda: self._coordinator.flushed(epoch))
 
     def forget_worker(self, worker: str, tasks: Sequence[int]) -> None:

@@ -26,7 +26,7 @@ from nfdt.core.sharding.records import RecordTree
 from nfdt.shard.engine import Engine
 from nfdt.shard.held_state import HeldState, StateHolder, whole
 from nfdt.shard.messages import DeltaRequest, Gradient, Reply, Vector
-from nfdt.shard.store import PULL_TIMEOUT_S, ShardStore, Start
+from nfdt.shard.store import PULL_TIMEOUT_S, ShardStore, Starter
 from nfdt.shard.table import MovedRows, PushContext, ShardTable
 from nfdt.transport.base import WeightDelta
 
@@ -124,7 +124,7 @@ class SparseStore(StateHolder):
         *,
         want_weights: bool = True,
         delta: DeltaRequest | None = None,
-        start: Start | None = None,
+        start: Starter | None = None,
     ) -> Reply:
         """Apply a gradient at most once; its values are a flat vector, or the bytes of rows.
 

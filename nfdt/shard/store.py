@@ -33,7 +33,7 @@ from nfdt.shard.messages import DeltaRequest, Gradient, Reply, Vector
 from nfdt.shard.modes import AsynchronousMode, ModeFactory
 from nfdt.transport.base import WeightDelta
 
-Start = Callable[[Callable[[], None]], None]
+Starter = Callable[[Callable[[], None]], None]
 """Function that runs another one, in another thread as a rule, and logs its errors."""
 
 PULL_TIMEOUT_S = 60.0
@@ -192,7 +192,7 @@ class ShardStore(StateHolder):
         want_weights: bool = True,
         delta: DeltaRequest | None = None,
         drop: bool = False,
-        start: Start | None = None,
+        start: Starter | None = None,
     ) -> Reply:
         """Apply a gradient at most once, and return weights for the worker; see :meth:`pull`.
 

@@ -123,9 +123,13 @@ class ShardRecovery(Failover):
                 self.shards.flush()  # waits for the successors of lost shards
             except NfdtError as error:
                 _log.warning("job %s: the state of the shards could not be stored: %s", self._parts.job_id, error)
-                self._mailbox.handle(lambda: self._recovery.unstorable(incarnation))
+                self.forgo(incarnation)
                 break
         return self._recovery.attempt == incarnation
+
+    def forgo(self, incarnation: int) -> None:
+        """Do not store the state of the shards of this number of restorations: a loss ends the run from now on."""
+        self._mailbox.handle(lambda: self._recovery.unstorable(incarnation))
 
     def _are_current(self, incarnation: int) -> bool:
         """Wait while shards are being restored; return whether they have this number of restorations."""
