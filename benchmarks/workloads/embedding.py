@@ -87,7 +87,7 @@ def worker(layout: ParameterLayout, *, by_rows: bool, share_memory: bool) -> Ite
             nonlocal turn
             turn, before = turn + 1, client.bytes_sent + client.bytes_received
             weights: Any = client.push(gradients[turn % len(gradients)], samples=1).weights
-            for news in weights.take() if isinstance(weights, RowWeights) else ():
+            for news in weights.pop_changes() if isinstance(weights, RowWeights) else ():
                 if isinstance(news.rows, Rows):
                     table[news.rows.index] = news.rows.values
             return client.bytes_sent + client.bytes_received - before

@@ -23,7 +23,7 @@ import grpc
 from nfdt.core.errors import NfdtError, UsageError
 from nfdt.core.host.child_process import Parent
 from nfdt.core.host.local_servers import LocalServer, described, servers_folder
-from nfdt.core.host.machine import versions
+from nfdt.core.host.machine import use_one_arena, versions
 from nfdt.core.host.private_files import ensure_folder
 from nfdt.core.host.startup import note_start
 from nfdt.core.jobs.artifacts import ArtifactStore
@@ -141,6 +141,7 @@ def serve(options: ServerOptions) -> RunningServer:
     slot_token = secrets.token_hex(32)
     holders = Holders(options.tokens, Holder(slot_token, "own slots", "work"))
     raise_descriptor_limit()
+    use_one_arena()
     server, address, local = _bind(options, holders)
     options = replace(options, advertise=shard_host(options))
     lock = _occupy(options.state_dir)

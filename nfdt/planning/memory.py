@@ -19,6 +19,8 @@ ANCHORS = 3
 """Vectors of the weights to which the backups of more than :data:`FEW_WORKERS` workers are differences."""
 AT_A_TIME = 4
 """Pushes that a shard receives and answers at a time, as a rule."""
+JOINED_VECTORS = 1.8
+"""Vectors of a worker that joins the weights of several shards."""
 CODEC_VECTORS = 3.0
 """Vectors of a worker that encodes its gradients: what was not sent yet, and the weights before and after a delta."""
 
@@ -64,11 +66,11 @@ class ProcessCost:
 
 
 COSTS = {
-    "client": ProcessCost(300 * MB, weights=0.2, states=1.1, peak_weights=0.5, peak_states=1.8),
+    "client": ProcessCost(540 * MB, weights=0.3, states=1.0, peak_weights=2.2),
     "server": ProcessCost(200 * MB),
-    "shard": ProcessCost(200 * MB, weights=0.5, states=1.0, peak_states=0.35),
-    "worker": ProcessCost(170 * MB, weights=3.9, peak_weights=1.3),
-    "rank": ProcessCost(300 * MB, weights=3.9, states=1.0, peak_weights=1.3),
+    "shard": ProcessCost(250 * MB, weights=0.5, states=1.0, peak_states=0.35),
+    "worker": ProcessCost(180 * MB, weights=3.6, peak_weights=1.4),
+    "rank": ProcessCost(300 * MB, weights=3.6, states=1.0, peak_weights=1.4),
 }
 """Measured by ``scripts/bench memory``. The server's base includes its fork server. A rank is a worker of an allreduce,
 which has the optimizer; it is estimated. The states of a shard's peak are snapshots, see :func:`snapshot_bytes`."""
@@ -126,6 +128,7 @@ def estimate(model: ModelBytes, algorithm: AlgorithmSpec, *, workers: int, shard
     encodes = algorithm.codec_facts.encodes
     buffers = (1 if encodes or not shared else 0) + 1  # for a gradient, and for the reply
     exchanged = pairs * workers + buffers * min(workers, AT_A_TIME)
+    encoded, joined = CODEC_VECTORS if encodes else 0.0, JOINED_VECTORS if shards > 1 else 0.0
     shard, worker = COSTS["shard"], COSTS["rank" if algorithm.topology_facts.allreduce else "worker"]
     steady = shard.of(part, _kept(part, algorithm, workers) + exchanged * part.weights).steady
     copied = shard.peak_states * snapshot_bytes(part, algorithm, workers)
@@ -133,7 +136,7 @@ def estimate(model: ModelBytes, algorithm: AlgorithmSpec, *, workers: int, shard
         COSTS["client"].of(model),
         COSTS["server"].of(model),
         ProcessBytes(steady, round(steady + copied)),
-        worker.of(held, ((CODEC_VECTORS if encodes else 0.0) + pairs) * held.weights),
+        worker.of(held, (encoded + joined + max(pairs, 1)) * held.weights),
     )
 
 

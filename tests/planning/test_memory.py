@@ -45,12 +45,13 @@ def test_shards_divide_all_that_is_not_the_process_itself():
     whole, half = memory(workers=3), memory(workers=3, shards=2)
     base = COSTS["shard"].base
     assert half.shard.peak - base == pytest.approx((whole.shard.peak - base) / 2)
-    assert half.worker == whole.worker
+    assert half.worker.steady - whole.worker.steady == pytest.approx(1.8 * VECTOR), "a worker joins their weights"
 
 
 def test_shared_memory_counts_half_on_either_side_and_a_stream_has_a_buffer_on_the_shard():
     shared, stream = memory(), memory(shared=False)
-    assert shared.worker.steady - stream.worker.steady == VECTOR
+    assert shared.worker == stream.worker
+    assert memory(overlap=1).worker.steady - shared.worker.steady == VECTOR
     assert vectors(shared, stream) == 0
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from nfdt.core.host.keras_backend import current_backend
 
+_ARENA_MAX = -8  # M_ARENA_MAX of malloc.h
+
 _DISTRIBUTIONS = (
     ("keras", "keras"),
     ("tensorflow", "tensorflow-cpu"),
@@ -97,6 +99,15 @@ def _control_groups(root: Path) -> Iterator[Memory]:
                 most, used = int((folder / limit).read_text()), int((folder / use).read_text())
                 files = re.search(rf"^{cache} (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
                 yield Memory(most, most - used + (int(files[1]) if files else 0))
+
+
+def use_one_arena() -> None:
+    """Let all threads allocate from one arena, where the C library has several, each of which keeps what it has freed.
+
+    For a process whose threads forward large messages; it slows down those that allocate all the time.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)
 
 
 def give_back_memory() -> int:
