@@ -141,10 +141,12 @@ def test_a_job_without_other_processes_has_the_defaults(name):
     assert not topology.lost(lost, "it was killed")
     assert not lost.failing_over
     assert topology.prepare_epoch(SimpleNamespace())
-    shards = SimpleNamespace(read=lambda: "state")
+    flushed = []
+    shards = SimpleNamespace(flush=lambda: flushed.append(True))
     coordinator = Coordinator(topology.spec, topology.view.policy(topology.spec), ManualClock())
     topology.parts.connect_shards = lambda: shards
-    assert topology.connect(coordinator).read() == "state"
+    topology.connect(coordinator).flush()
+    assert flushed == [True]
     assert (topology.recovery is not None) == topology.restores
     assert not topology.set_learning_rate(0.5)
     topology.report()
