@@ -276,6 +276,7 @@ def without_rows(shapes: Collection[tuple[int, ...]]) -> Iterator[None]:
 
 
 def _initialize_without_rows(variable: Any) -> None:
+    """Create the variable of TensorFlow with one row; Keras reads it as ``_value``, and its shape as ``_shape``."""
     import tensorflow as tf
 
     value = tf.zeros([1, variable._shape[1]], variable._dtype)  # one row, for calls with a batch of zeros
