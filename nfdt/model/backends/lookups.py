@@ -32,9 +32,9 @@ class LookedUpTable:
     """
 
     def __init__(self, layer: Any) -> None:
-        self._layer, self._table = layer, layer.embeddings
+        self._layer, self.variable = layer, layer.embeddings
         self.name = str(layer.name)
-        self.rows, self.width = (int(n) for n in self._table.shape)
+        self.rows, self.width = (int(n) for n in self.variable.shape)
         self._numbers = tf.Variable(np.zeros(0, np.int64), shape=[None], trainable=False)
         self._held: RowIndex = np.zeros(0, np.int32)
         self._recorded: list[Any] | None = None
@@ -46,12 +46,12 @@ class LookedUpTable:
         ids = tf.cast(inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32), tf.int64)
         ids = tf.where(ids < 0, ids + self.rows, ids)
         if self._recorded is None:
-            found = tf.gather(self._table.value, self._places(ids))
+            found = tf.gather(self.variable.value, self._places(ids))
         else:
             self._recorded.append(ids)
             graph = tf.compat.v1.get_default_graph()
             before = len(graph.get_operations())
-            found = tf.gather(self._table.value, tf.zeros_like(ids))
+            found = tf.gather(self.variable.value, tf.zeros_like(ids))
             self._operations.update(operation.name for operation in graph.get_operations()[before:])
         return tf.cast(found, self._layer.compute_dtype)
 
@@ -80,7 +80,7 @@ class LookedUpTable:
             missing = (1 << max(0, numbers.size - 1).bit_length()) - numbers.size
             numbers = np.concatenate([numbers, np.full(missing, np.iinfo(np.int64).max)])
             values = np.concatenate([values, np.zeros((missing, self.width), np.float32)])
-        variable = self._table.value
+        variable = self.variable.value
         _assign(self._numbers, tf.constant(numbers))
         _assign(variable, tf.cast(tf.constant(values), variable.dtype))
 
@@ -102,7 +102,7 @@ class LookedUpTable:
 
     def is_read_elsewhere(self, graph: Any) -> bool:
         """Return whether a graph reads the table in another way than by recorded lookups."""
-        handle = self._table.value.handle
+        handle = self.variable.value.handle
         uses = [use for outer, inner in graph.captures if outer is handle for use in inner.consumers()]
         return any(use.type not in _OF_A_LOOKUP for use in uses) or any(
             use.type == "ResourceGather" and use.name not in self._operations for use in uses
@@ -129,7 +129,7 @@ class LookedUpTables:
             if isinstance(table := getattr(vars(layer).get("call"), "__self__", None), LookedUpTable)
         ]
         places = {id(v): place for place, v in enumerate(model.trainable_variables)}
-        held.sort(key=lambda table: places[id(table._table)])
+        held.sort(key=lambda table: places[id(table.variable)])
         return cls(held, padded=bool(model.jit_compile)) if held else None
 
     def assign(self, weights: RowVector) -> Vector:
