@@ -53,14 +53,12 @@ def _contents_for(callback: Any, rates_are_state: bool) -> Contents | None:
     kind, name = type(callback), type(callback).__name__
     optimizer = getattr(callback.model, "optimizer", None)
     rate_is_known = not rates_are_state and keras_training.has_fixed_learning_rate(optimizer)
-    if not kind.__module__.startswith("keras."):
+    if not kind.__module__.startswith("keras.") or name == "LambdaCallback":
         return "everything" if reaches_model(callback, rate_is_known=rate_is_known) else None
     if name in _BLIND or (name in _SCHEDULERS and not rates_are_state):
         return None
     if name == "EarlyStopping":
         return "weights" if callback.restore_best_weights else None
-    if name == "LambdaCallback":
-        return "everything" if reaches_model(callback, rate_is_known=rate_is_known) else None
     if name == "TensorBoard" and not callback.write_steps_per_second:
         return "weights" if callback.histogram_freq or callback.embeddings_freq else None
     return "everything"
