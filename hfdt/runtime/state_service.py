@@ -82,8 +82,9 @@ class StateService(shards_pb2_grpc.ShardServicer):
         return pb.AdminReply(version=self.version, statistics_json=json.dumps({"version": self.version}))
 
     @answering
-    def Read(self, request: pb.ReadRequest, context: Any) -> Iterator[pb.StateChunk]:
-        """Send the state as safetensors."""
+    def Read(self, request_iterator: Iterator[pb.ReadRequest], context: Any) -> Iterator[pb.StateChunk]:
+        """Send the state as safetensors, all of it."""
+        request = next(request_iterator)
         state = self._step.read()
         named = name_arrays(state.weights, {} if request.weights_only else state.optimizer)
         for chunk, data in cut(*stream_parts(named)):

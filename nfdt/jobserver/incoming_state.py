@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from nfdt.core.arrays.safetensors_io import (
     read_header,
     size_of,
     storable,
+    write_all,
 )
 from nfdt.core.errors import ProtocolError
 from nfdt.core.sharding.plan import JoinedArray
@@ -133,27 +133,24 @@ class IncomingState:
             raise ProtocolError("Shard state: expected more bytes than it consists of.")
         return data
 
-    def write(self, places: Mapping[str, Place]) -> None:
-        """Write arrays to their places as their bytes arrive; those of arrays without a place are dropped."""
+    def write(self, places: Mapping[str, Place], *, written: bool = False) -> None:
+        """Write arrays to their places as their bytes arrive; those of arrays without a place are dropped.
+
+        With ``written``, the sender may have done so: then nothing more arrives.
+        """
         piece, at = memoryview(self._first), 0
         for name, entry in self.arrays.items():
             while at < entry.stop:
-                if not piece:
-                    piece = memoryview(self._next())
+                if not piece and not (piece := memoryview(self._next())):
+                    if written:
+                        return
+                    raise ProtocolError("Shard state: expected more bytes than it consists of.")
                 length = min(len(piece), entry.stop - at)
                 if name in places:
                     file, start = places[name]
                     write_all(file, piece[:length], start + at - entry.start)
                 piece, at = piece[length:], at + length
-        for _ in self._payloads:
+        if any(self._payloads):
             raise ProtocolError(
                 f"Shard state: expected {size_of(self.arrays.values())} bytes of arrays. Received more."
             )
-
-
-def write_all(file: int, data: bytes | memoryview, position: int) -> None:
-    """Write all bytes at a position of a file."""
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(file, view, position)
-        view, position = view[written:], position + written

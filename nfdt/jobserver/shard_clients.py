@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -14,6 +17,7 @@ import grpc
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.safetensors_io import load_arrays, stream_parts
+from nfdt.core.host.machine import boot_id
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.sharding.plan import StateCut
 from nfdt.core.sharding.records import closed_round_of, part_of_records
@@ -21,6 +25,7 @@ from nfdt.core.wire import shards_pb2 as pb
 from nfdt.core.wire import shards_pb2_grpc
 from nfdt.core.wire.channel import DATA_BYTES, is_loopback, open_channel, split_address
 from nfdt.core.wire.chunks import cut, encode_chunk
+from nfdt.core.wire.passed_files import PassedFiles
 from nfdt.core.wire.status import translated
 from nfdt.core.work.tasks import TaskNumbers
 from nfdt.jobserver.incoming_state import IncomingState, Place, Rest, StateFile
@@ -100,6 +105,47 @@ class _Countdown:
             self._then()
 
 
+class _Reading:
+    """Call that reads the state of one shard: the header, then the arrays.
+
+    Args:
+        method: The method ``Read`` of the shard.
+        request: What to read.
+        most: Largest size, in bytes.
+        begun: Called once the first chunk has arrived.
+
+    Attributes:
+        state: The state on its way; its header has arrived.
+    """
+
+    def __init__(self, method: Any, request: pb.ReadRequest, most: int, begun: Callable[[], object]) -> None:
+        self._requests: queue.SimpleQueue[pb.ReadRequest | None] = queue.SimpleQueue()
+        self._requests.put(request)
+        self._call = method(iter(self._requests.get, None), timeout=STATE_TIMEOUT_S)
+        try:
+            self.state = IncomingState(self._call, most, begun)
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, places: Mapping[str, Place], files: Sequence[int], passed: str) -> None:
+        """Write the arrays to their places; a shard on this machine does so itself.
+
+        Args:
+            places: For each array, one of ``files`` and the position in it.
+            files: Descriptors of the files.
+            passed: Name under which they are handed out; "": they are not.
+        """
+        found = [pb.StatePlace(name=name, file=files.index(file), offset=at) for name, (file, at) in places.items()]
+        self._requests.put(pb.ReadRequest(files=passed, boot_id=boot_id(), places=found if passed else ()))
+        self.state.write(places, written=bool(passed))
+
+    def close(self) -> None:
+        """End the call."""
+        self._requests.put(None)
+        self._call.cancel()
+
+
 class GrpcShardClients:
     """Client that calls all shards of one job in parallel, each with a deadline; a :class:`ShardClients`.
 
@@ -172,60 +218,88 @@ class GrpcShardClients:
             NfdtError: A shard does not answer, its reply has another size, or the state cannot be stored.
         """
         request = pb.ReadRequest(weights_only=weights_only)
-        parts = self._on_all(lambda index: self._begin_reading(index, request))
-        state = self._state_file(parts, rest)
-        with artifacts.create(state.size) as new:
-            self._receive(parts, [state.begin(new.file)])
+        with self._reading(request) as parts:
+            state = self._state_file(parts, rest)
+            with artifacts.create(state.size) as (new,):
+                self._receive(parts, {new.file: state})
         return new.name
 
     def snapshot(self, copied: Callable[[], None], artifacts: ArtifactStore, rest: Rest) -> ShardSnapshot:
         """Store the state and records of all shards; see :class:`ShardClients`.
 
-        No call is made twice: the second copy of a shard would be taken later than those of the others.
-
         Raises:
             NfdtError: A shard does not answer, or its reply has another size or no records.
         """
         copies = _Countdown(range(len(self._stubs)), copied)
-
-        def read(index: int) -> IncomingState:
-            try:
-                with translated(self._name(index)):
-                    return self._begin_reading(index, pb.ReadRequest(records=True), lambda: copies.count(index))
-            finally:
-                copies.count(index)
-
-        with ThreadPoolExecutor(len(self._stubs), thread_name_prefix="snapshot") as pool:  # other calls need not wait
-            parts = list(pool.map(read, range(len(self._stubs))))
-        state, records = self._state_file(parts, rest), StateFile.of_records([part.arrays for part in parts])
-        with artifacts.create(state.size) as new, artifacts.create(records.size) as others:
-            self._receive(parts, [state.begin(new.file), records.begin(others.file)])
+        with self._reading(pb.ReadRequest(records=True), copies.count) as parts:
+            state, records = self._state_file(parts, rest), StateFile.of_records([part.state.arrays for part in parts])
+            with artifacts.create(state.size, records.size) as (new, others):
+                self._receive(parts, {new.file: state, others.file: records})
         found = load_arrays(artifacts.path(others.name))
         each = [part_of_records(found, index) for index in range(len(parts))]
         tasks = tuple(TaskNumbers(own.get("tasks", ())) for own in each)
         return ShardSnapshot(new.name, others.name, tasks, tuple(map(closed_round_of, each)))
 
-    def _state_file(self, parts: Sequence[IncomingState], rest: Rest) -> StateFile:
-        arrays = [part.arrays for part in parts]
+    @contextmanager
+    def _reading(
+        self, request: pb.ReadRequest, begun: Callable[[int], object] = lambda index: None
+    ) -> Iterator[list[_Reading]]:
+        """Yield the calls that read the state of each shard, once all headers have arrived.
+
+        ``begun`` is called with each shard's number once its first chunk has arrived, or the call has failed.
+        """
+        factor = MAX_SNAPSHOT_FACTOR if request.records else MAX_STATE_FACTOR
+        calls: dict[int, _Reading] = {}
+
+        def read(index: int) -> None:
+            most = max(MIN_STATE_BYTES, factor * 4 * self._cut.size(index))
+            then = partial(begun, index)
+
+            def call(index: int) -> _Reading:
+                return _Reading(self._stubs[index].Read, request, most, then)
+
+            try:
+                with translated(self._name(index)):
+                    # The second copy of a shard would be taken later than those of the others.
+                    calls[index] = call(index) if request.records else _again(call, index)
+            finally:
+                then()
+
+        try:
+            self._at_once(read)
+            yield [calls[index] for index in range(len(self._stubs))]
+        finally:
+            for call in calls.values():
+                call.close()
+
+    def _state_file(self, parts: Sequence[_Reading], rest: Rest) -> StateFile:
+        arrays = [part.state.arrays for part in parts]
         return StateFile.of_state(self._cut.table(arrays), arrays, rest.arrays())
 
-    def _receive(self, parts: Sequence[IncomingState], files: Sequence[Sequence[Mapping[str, Place]]]) -> None:
-        """Write what all shards send to these files, each of which has a table of places for each shard."""
+    def _receive(self, parts: Sequence[_Reading], files: Mapping[int, StateFile]) -> None:
+        """Let all shards write to these files, given by their descriptors."""
+        places: list[dict[str, Place]] = [{} for _ in parts]
+        for file, state in files.items():
+            for own, more in zip(places, state.begin(file), strict=True):
+                own.update(more)
 
         def receive(index: int) -> None:
             with translated(self._name(index)):
-                parts[index].write({name: place for file in files for name, place in file[index].items()})
+                parts[index].write(places[index], list(files), passed.name if passed else "")
 
-        with ThreadPoolExecutor(len(parts), thread_name_prefix="states") as pool:
-            list(pool.map(receive, range(len(parts))))
+        passed: PassedFiles | None = None
+        with contextlib.suppress(OSError, RuntimeError):  # then the bytes are sent
+            passed = PassedFiles(list(files))
+        try:
+            self._at_once(receive)
+        finally:
+            if passed is not None:
+                passed.withdraw()
 
-    def _begin_reading(
-        self, index: int, request: pb.ReadRequest, begun: Callable[[], object] = lambda: None
-    ) -> IncomingState:
-        """Return the reply of a shard once its header has arrived; ``begun`` is called for its first chunk."""
-        factor = MAX_SNAPSHOT_FACTOR if request.records else MAX_STATE_FACTOR
-        most = max(MIN_STATE_BYTES, factor * 4 * self._cut.size(index))
-        return IncomingState(self._stubs[index].Read(request, timeout=STATE_TIMEOUT_S), most, begun)
+    def _at_once(self, call: Callable[[int], None]) -> None:
+        """Call with the number of each shard, on threads of their own: other calls need not wait."""
+        with ThreadPoolExecutor(len(self._stubs), thread_name_prefix="states") as pool:
+            list(pool.map(call, range(len(self._stubs))))
 
     def _name(self, index: int) -> str:
         return f"shard {index} at {self._addresses[index]}"

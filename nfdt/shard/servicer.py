@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,8 +13,9 @@ import grpc
 
 from nfdt.codecs import make_encoders
 from nfdt.core.arrays.layout import Array
-from nfdt.core.arrays.safetensors_io import stream_parts
-from nfdt.core.errors import ProtocolError, UsageError
+from nfdt.core.arrays.safetensors_io import Pieces, arrange, contents, write_all
+from nfdt.core.errors import ProtocolError, Refused, UsageError
+from nfdt.core.host.machine import boot_id
 from nfdt.core.sharding import ShardPlan, make_plan
 from nfdt.core.sharding.records import to_arrays
 from nfdt.core.specs.algorithm import AlgorithmSpec
@@ -22,6 +24,7 @@ from nfdt.core.wire.chunks import cut, encode_chunk, spooled
 from nfdt.core.wire.connection import server_tls
 from nfdt.core.wire.frame_stream import FrameStream
 from nfdt.core.wire.job_token import worker_of
+from nfdt.core.wire.passed_files import fetch_files
 from nfdt.core.wire.shards_pb2 import AdminReply, AdminRequest, OpenReply, OpenRequest, ReadRequest, StateChunk
 from nfdt.core.wire.status import answering
 from nfdt.core.work.spans import SpanRing
@@ -79,8 +82,12 @@ class ShardServicer:
         return AdminReply(version=self._store.version, statistics_json=statistics, applied=applied)
 
     @answering
-    def read(self, request: ReadRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
-        """Send the shard's state as safetensors, consistent at one moment, which is before the first chunk."""
+    def read(self, requests: Iterator[ReadRequest], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Send the shard's state as safetensors, consistent at one moment, which is before the first chunk.
+
+        What follows the header is written to files of this machine if the second request has some.
+        """
+        request = next(requests)
         if request.records and (self._weights_only or request.weights_only):
             raise UsageError(
                 "Read: expected no request for records, as the optimizer's variables are left out of this shard's "
@@ -90,8 +97,17 @@ class ShardServicer:
         held = self._store.hold(records=request.records, weights_only=weights_only)
         try:
             records = {f"records/{name}": array for name, array in to_arrays(held.records).items()}
-            for header, data in cut(*stream_parts({**name_arrays(held.weights, held.optimizer), **records})):
-                yield encode_chunk(header, data)
+            header, arrays = arrange({**name_arrays(held.weights, held.optimizer), **records})
+            size = len(header) + sum(pieces.entry.nbytes for pieces in arrays.values())
+            for chunk, data in cut(size, [header]):
+                yield encode_chunk(chunk, data)
+            wanted = next(requests, ReadRequest())
+            if wanted.files and _write_to_files(wanted, arrays):
+                yield encode_chunk(StateChunk(offset=len(header), total_bytes=len(header)))
+                return
+            parts = (part for pieces in arrays.values() for part in contents(pieces))
+            for chunk, data in cut(size, parts, at=len(header)):
+                yield encode_chunk(chunk, data)
         finally:
             held.release()
 
@@ -112,10 +128,41 @@ class ShardServicer:
             {
                 "Open": grpc.unary_unary_rpc_method_handler(self.open, OpenRequest.FromString, opened),
                 "Administer": grpc.unary_unary_rpc_method_handler(self.administer, AdminRequest.FromString, answer),
-                "Read": grpc.unary_stream_rpc_method_handler(self.read, ReadRequest.FromString),
+                "Read": grpc.stream_stream_rpc_method_handler(self.read, ReadRequest.FromString),
                 "Write": grpc.stream_unary_rpc_method_handler(self.write, StateChunk.FromString, answer),
             },
         )
+
+
+def _write_to_files(wanted: ReadRequest, arrays: Mapping[str, Pieces]) -> bool:
+    """Write arrays to their places in files that the caller hands out; return whether that was possible.
+
+    Raises:
+        ProtocolError: a place lies outside its file.
+    """
+    if wanted.boot_id != boot_id():
+        return False
+    try:
+        files = fetch_files(wanted.files)
+    except Refused:
+        return False
+    try:
+        sizes = [os.fstat(file).st_size for file in files]
+        for place in wanted.places:
+            pieces = arrays.get(place.name)
+            if pieces is None or place.file >= len(files) or place.offset + pieces.entry.nbytes > sizes[place.file]:
+                raise ProtocolError(
+                    f"Read: expected places of this state's arrays in files of {sizes} bytes. Received: "
+                    f"{place.name[:80]!r} at {place.offset} of file {place.file}."
+                )
+            at = place.offset
+            for part in contents(pieces):
+                write_all(files[place.file], part, at)
+                at += len(part)
+    finally:
+        for file in files:
+            os.close(file)
+    return True
 
 
 @dataclass

@@ -60,7 +60,7 @@ def test_memory_does_not_grow_with_the_state(tmp_path):
     tracemalloc.start()
     try:
         incoming = IncomingState(chunks(), 2**30)
-        with store.create(vector.nbytes) as new:
+        with store.create(vector.nbytes) as (new,):
             incoming.write({"weights": (new.file, 0)})
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -72,7 +72,7 @@ def test_memory_does_not_grow_with_the_state(tmp_path):
 def test_a_created_artifact_has_the_name_of_its_content(tmp_path):
     store, data = ArtifactStore(tmp_path, quota_bytes=2000), dump_arrays(ARRAYS)
     for _ in range(5):  # the same content takes room once
-        with store.create(len(data)) as new:
+        with store.create(len(data)) as (new,):
             os.pwrite(new.file, data[8:], 8)
             os.pwrite(new.file, data[:8], 0)
     assert new.name == store.put(data)

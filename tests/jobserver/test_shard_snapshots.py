@@ -150,9 +150,10 @@ class SlowShard(FakeShard):
         self.requests, self.records, self.breaks = 0, True, False
         super().__init__(workers_pb2.ShardAssignment(index=index, shards=SHARDS, job_token="t"))
 
-    def Read(self, request, context):
+    def Read(self, request_iterator, context):
         self.requests += 1
-        chunks = super().Read(request if self.records else shards_pb2.ReadRequest(), context)
+        requests = request_iterator if self.records else iter([shards_pb2.ReadRequest()])
+        chunks = super().Read(requests, context)
         assert self.first.wait(TIMEOUT_S)
         yield next(chunks)
         assert self.rest.wait(TIMEOUT_S)

@@ -67,7 +67,8 @@ class FakeShard(shards_pb2_grpc.ShardServicer):
         statistics = json.dumps({"workers": self.counts})
         return shards_pb2.AdminReply(version=1, statistics_json=statistics, applied=applied)
 
-    def Read(self, request, context):
+    def Read(self, request_iterator, context):
+        request = next(request_iterator)
         state = {
             "weights": self.weights,
             "optimizer/0": np.array(7, np.int64),

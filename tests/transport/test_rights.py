@@ -72,7 +72,7 @@ CALLS = {
     "rate": lambda stub: stub.Administer(pb.AdminRequest(learning_rate=pb.ShardLearningRate(value=9.0)), timeout=20),
     "statistics": lambda stub: stub.Administer(pb.AdminRequest(statistics=pb.ShardStatistics()), timeout=20),
     "forget": lambda stub: stub.Administer(pb.AdminRequest(forget=pb.ForgetWorker(worker="good")), timeout=20),
-    "read": lambda stub: list(stub.Read(pb.ReadRequest(), timeout=20)),
+    "read": lambda stub: list(stub.Read(iter([pb.ReadRequest()]), timeout=20)),
     "write": lambda stub: stub.Write(iter([pb.StateChunk(total_bytes=len(STATE), data=STATE)]), timeout=20),
 }
 STATE = dump_state(np.zeros(LAYOUT.size, np.float32), {}, {})

@@ -76,8 +76,8 @@ def administer(address, request, token=TOKEN):
 
 def read(address, **fields):
     with open_channel(address, TOKEN) as channel:
-        call = channel.unary_stream("/nfdt.v1.Shard/Read", ReadRequest.SerializeToString, StateChunk.FromString)
-        chunks = list(call(ReadRequest(**fields), timeout=20))
+        call = channel.stream_stream("/nfdt.v1.Shard/Read", ReadRequest.SerializeToString, StateChunk.FromString)
+        chunks = list(call(iter([ReadRequest(**fields)]), timeout=20))
     assert [chunk.offset for chunk in chunks] == [0, *itertools.accumulate(len(chunk.data) for chunk in chunks[:-1])]
     return load_state(b"".join(chunk.data for chunk in chunks))
 

@@ -20,7 +20,7 @@ import pytest
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import JobCancelled, ServerUnreachable
 from nfdt.core.host.machine import Memory, boot_id
-from nfdt.core.wire import shared_memory
+from nfdt.core.wire import passed_files, shared_memory
 from nfdt.core.wire.job_token import worker_token
 from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, ERROR, OFFER, PULL, PUSH, WEIGHTS, Frame
 from nfdt.transport.stream import StreamClient
@@ -29,7 +29,7 @@ from tests.support.shard_cluster import LAYOUT, gradients
 from tests.support.streams import TOKEN, FrameRelay, exchange, serve
 
 AREA = LAYOUT.size * 4
-NAME = shared_memory.PREFIX + "0123456789abcdef" * 2
+NAME = passed_files.PREFIX + "0123456789abcdef" * 2
 SOURCE = Path(__file__).parents[2]
 
 WORKER = """
@@ -314,7 +314,7 @@ def test_a_segment_of_another_user_is_declined(monkeypatch):
 
 
 def test_a_process_that_hands_out_nothing_is_waited_for_no_longer_than_a_while(monkeypatch):
-    monkeypatch.setattr(shared_memory, "FETCH_S", 0.05)
+    monkeypatch.setattr(passed_files, "FETCH_S", 0.05)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(f"\0{NAME}")
         silent.listen()

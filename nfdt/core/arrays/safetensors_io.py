@@ -104,15 +104,34 @@ def stream_parts(arrays: Mapping[str, Any]) -> tuple[int, Iterator[bytes | memor
 
     These are the memory of the arrays themselves where possible. A value may be :class:`Pieces` of an array.
     """
+    header, ordered = arrange(arrays)
+    size = len(header) + sum(pieces.entry.nbytes for pieces in ordered.values())
+    return size, itertools.chain([header], itertools.chain.from_iterable(map(contents, ordered.values())))
+
+
+def arrange(arrays: Mapping[str, Any]) -> tuple[bytes, dict[str, Pieces]]:
+    """Return the header of :func:`stream_parts`, and the arrays in the order of their bytes."""
     kept = {name: array if isinstance(array, Pieces) else Pieces.of(array) for name, array in arrays.items()}
     header, entries = dump_header({name: pieces.entry for name, pieces in kept.items()})
-    contents = (bytes_of(array) for name in entries for array in kept[name].arrays if array.nbytes)
-    return len(header) + size_of(entries.values()), itertools.chain([header], contents)
+    return header, {name: kept[name] for name in entries}
+
+
+def contents(pieces: Pieces) -> Iterator[memoryview]:
+    """Yield the bytes of an array in pieces."""
+    return (bytes_of(array) for array in pieces.arrays if array.nbytes)
 
 
 def bytes_of(array: Array) -> memoryview:
     """Return the memory of a contiguous array as bytes."""
     return array.reshape(-1).view(np.uint8).data
+
+
+def write_all(file: int, data: bytes | memoryview, position: int) -> None:
+    """Write all bytes at a position of a file, given its descriptor."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(file, view, position)
+        view, position = view[written:], position + written
 
 
 def dump_header(arrays: Mapping[str, ArrayEntry]) -> tuple[bytes, dict[str, ArrayEntry]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import logging
@@ -12,6 +13,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +57,12 @@ class NewArtifact:
 
     file: int
     name: str = ""
+
+
+def _hash_of(new: NewArtifact) -> str:
+    with open(new.file, "rb", closefd=False) as file:
+        file.seek(0)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class ArtifactStore:
@@ -130,13 +138,22 @@ class ArtifactStore:
         return sha256
 
     @contextmanager
-    def create(self, size: int) -> Iterator[NewArtifact]:
-        """Yield a file of ``size`` bytes to write at any position; it has its name after the block.
+    def create(self, *sizes: int) -> Iterator[list[NewArtifact]]:
+        """Yield files of these sizes in bytes, to write at any position; they have their names after the block.
 
         Raises:
-            PolicyRefused: it is too large, or does not fit into the quota.
+            PolicyRefused: one is too large, or does not fit into the quota.
             NotStored: the disk is full.
         """
+        with contextlib.ExitStack() as stack:
+            new = [stack.enter_context(self._create(size)) for size in sizes]
+            yield new
+            with ThreadPoolExecutor(len(new)) as pool:  # hashing takes longer than writing
+                for each, name in zip(new, pool.map(_hash_of, new), strict=True):
+                    each.name = name
+
+    @contextmanager
+    def _create(self, size: int) -> Iterator[NewArtifact]:
         self._check_size("of a job's state", size)
         self._make_room(size)
         partial = self.root / f"{secrets.token_hex(32)}{_PARTIAL}"
@@ -146,7 +163,6 @@ class ArtifactStore:
                 os.posix_fallocate(file.fileno(), 0, size)  # else a full disk is noticed when the file is read
                 new = NewArtifact(file.fileno())
                 yield new
-                new.name = hashlib.file_digest(file, "sha256").hexdigest()
                 before = size if self.has(new.name) else 0
                 self._finish(file.fileno(), partial, new.name)
                 after = size

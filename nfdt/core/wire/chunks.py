@@ -53,20 +53,22 @@ def split(total_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[slice]:
 def payloads(chunks: Iterable[Any], most: int, what: str) -> Iterator[bytes]:
     """Yield the payloads of the chunks of one transfer, in order, as they arrive.
 
+    A chunk without data ends the transfer early; it states as ``total_bytes`` what has been sent before.
+
     Args:
         chunks: All messages with ``offset``, ``total_bytes`` and ``data``, in order.
         most: Largest size of the whole, in bytes.
         what: Name of the transfer in errors.
 
     Raises:
-        ProtocolError: the transfer is too large or incomplete, or a chunk is empty or not the next one.
+        ProtocolError: the transfer is too large or incomplete, or a chunk is not the next one.
     """
     at = total = 0
     for chunk in chunks:
         total, stop = chunk.total_bytes, at + len(chunk.data)
         if total > most:
             raise ProtocolError(f"{what}: expected at most {most} bytes. Received: {total}.")
-        if chunk.offset != at or stop > total or (stop == at and total):
+        if chunk.offset != at or stop > total or (stop == at and stop != total):
             raise ProtocolError(
                 f"{what}: expected bytes from {at} up to {total}. Received: {chunk.offset} to "
                 f"{chunk.offset + len(chunk.data)}."
@@ -95,15 +97,17 @@ def spooled(chunks: Iterable[Any], most: int, what: str) -> mmap.mmap | bytes:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if file.tell() else b""
 
 
-def cut(total: int, parts: Iterable[Any], chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[StateChunk, memoryview]]:
+def cut(
+    total: int, parts: Iterable[Any], chunk_bytes: int = CHUNK_BYTES, at: int = 0
+) -> Iterator[tuple[StateChunk, memoryview]]:
     """Yield the chunks of one transfer, each without its data, and that as a view of a part; see :func:`encode_chunk`.
 
     Args:
-        total: Number of the bytes of all parts.
+        total: Number of the bytes of the transfer.
         parts: Bytes, or anything with a contiguous buffer, one behind the other; at least one.
         chunk_bytes: Largest payload.
+        at: Offset of the first part.
     """
-    at = 0
     for view in (memoryview(part).cast("B") for part in parts):
         for piece in split(view.nbytes, chunk_bytes):
             yield StateChunk(offset=at + piece.start, total_bytes=total), view[piece]

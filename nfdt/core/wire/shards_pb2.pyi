@@ -313,20 +313,55 @@ class ReadRequest(google.protobuf.message.Message):
 
     WEIGHTS_ONLY_FIELD_NUMBER: builtins.int
     RECORDS_FIELD_NUMBER: builtins.int
+    FILES_FIELD_NUMBER: builtins.int
+    BOOT_ID_FIELD_NUMBER: builtins.int
+    PLACES_FIELD_NUMBER: builtins.int
     weights_only: builtins.bool
     records: builtins.bool
+    files: builtins.str
+    """of the second request: name of a Unix socket that hands out the files to write to"""
+    boot_id: builtins.str
+    """the machine that has that socket; on another one, everything is sent"""
+    @property
+    def places(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StatePlace]: ...
     def __init__(
         self,
         *,
         weights_only: builtins.bool = ...,
         records: builtins.bool = ...,
+        files: builtins.str = ...,
+        boot_id: builtins.str = ...,
+        places: collections.abc.Iterable[Global___StatePlace] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["records", b"records", "weights_only", b"weights_only"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["boot_id", b"boot_id", "files", b"files", "places", b"places", "records", b"records", "weights_only", b"weights_only"]) -> None: ...
 
 Global___ReadRequest: typing_extensions.TypeAlias = ReadRequest
 
 @typing.final
+class StatePlace(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    FILE_FIELD_NUMBER: builtins.int
+    OFFSET_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    file: builtins.int
+    offset: builtins.int
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        file: builtins.int = ...,
+        offset: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["file", b"file", "name", b"name", "offset", b"offset"]) -> None: ...
+
+Global___StatePlace: typing_extensions.TypeAlias = StatePlace
+
+@typing.final
 class StateChunk(google.protobuf.message.Message):
+    """After the header a chunk without data, whose total_bytes are those of the header: the arrays are in the files."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     OFFSET_FIELD_NUMBER: builtins.int

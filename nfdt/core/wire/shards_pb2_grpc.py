@@ -44,7 +44,7 @@ class ShardStub(object):
                 request_serializer=nfdt_dot_core_dot_wire_dot_shards__pb2.AdminRequest.SerializeToString,
                 response_deserializer=nfdt_dot_core_dot_wire_dot_shards__pb2.AdminReply.FromString,
                 _registered_method=True)
-        self.Read = channel.unary_stream(
+        self.Read = channel.stream_stream(
                 '/nfdt.v1.Shard/Read',
                 request_serializer=nfdt_dot_core_dot_wire_dot_shards__pb2.ReadRequest.SerializeToString,
                 response_deserializer=nfdt_dot_core_dot_wire_dot_shards__pb2.StateChunk.FromString,
@@ -73,8 +73,9 @@ class ShardServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Read(self, request, context):
+    def Read(self, request_iterator, context):
         """Weights and optimizer state as safetensors, in chunks. Names: see nfdt/model/program/state.py.
+        Read: the header comes first. The shard may then wait for a second request, which may name files to write to.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -99,7 +100,7 @@ def add_ShardServicer_to_server(servicer, server):
                     request_deserializer=nfdt_dot_core_dot_wire_dot_shards__pb2.AdminRequest.FromString,
                     response_serializer=nfdt_dot_core_dot_wire_dot_shards__pb2.AdminReply.SerializeToString,
             ),
-            'Read': grpc.unary_stream_rpc_method_handler(
+            'Read': grpc.stream_stream_rpc_method_handler(
                     servicer.Read,
                     request_deserializer=nfdt_dot_core_dot_wire_dot_shards__pb2.ReadRequest.FromString,
                     response_serializer=nfdt_dot_core_dot_wire_dot_shards__pb2.StateChunk.SerializeToString,
@@ -175,7 +176,7 @@ class Shard(object):
             _registered_method=True)
 
     @staticmethod
-    def Read(request,
+    def Read(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -185,8 +186,8 @@ class Shard(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/nfdt.v1.Shard/Read',
             nfdt_dot_core_dot_wire_dot_shards__pb2.ReadRequest.SerializeToString,

@@ -8,17 +8,12 @@ at-most-once are those of the stream.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import mmap
 import os
-import re
-import secrets
 import socket
 import stat
-import struct
-import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,17 +23,12 @@ import numpy.typing as npt
 from nfdt.core.errors import Refused
 from nfdt.core.host.machine import boot_id, memory
 from nfdt.core.wire.channel import is_loopback
+from nfdt.core.wire.passed_files import PassedFiles, fetch_files
 from nfdt.core.wire.shards_pb2 import OFFER, Frame
 
 Area = npt.NDArray[np.float32]
 
-PREFIX = "nfdt-"
-FETCH_S = 5.0
-END_S = 1.0  # longest wait for the end of a thread
 MOST_OF_FREE = 0.5  # share of the free memory that one segment may take
-
-_NAME = re.compile(PREFIX + r"[0-9a-f]{32}")
-_CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
 @dataclass(frozen=True)
@@ -78,22 +68,21 @@ class Offer:
     """
 
     def __init__(self, area_bytes: int, *, pairs: int = 1) -> None:
-        self.name = PREFIX + secrets.token_hex(16)
         self.mapped = False
         self._area_bytes = area_bytes
         file = _make_file(segment_bytes(area_bytes, pairs))
         try:
             self.segment = _map(file, area_bytes, pairs)
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._socket.bind(_address(self.name))
-            self._socket.listen()
-            self._thread = threading.Thread(target=self._hand_out, args=(file,), name="memory-offer", daemon=True)
-            self._thread.start()
-        except BaseException as error:
+            self._passed = PassedFiles([file])
+        except RuntimeError as error:  # no thread can be started
+            raise OSError(errno.EAGAIN, str(error)) from error
+        finally:
             os.close(file)
-            if isinstance(error, RuntimeError):  # no thread can be started
-                raise OSError(errno.EAGAIN, str(error)) from error
-            raise
+
+    @property
+    def name(self) -> str:
+        """Name of the socket from which the shard fetches the segment."""
+        return self._passed.name
 
     def frame(self, worker: str) -> Frame:
         """Return the frame that offers the segment to the shard."""
@@ -106,21 +95,7 @@ class Offer:
 
     def withdraw(self) -> None:
         """Stop handing out the file; mapped memory stays mapped. Can be called twice."""
-        with contextlib.suppress(OSError):  # not listening any more
-            self._socket.shutdown(socket.SHUT_RDWR)  # ends the wait in accept
-        self._thread.join(END_S)
-
-    def _hand_out(self, file: int) -> None:
-        """Send the file to every process of this user that connects; only the shard receives the address."""
-        with contextlib.suppress(OSError), self._socket:  # withdrawn
-            try:
-                while True:
-                    peer, _ = self._socket.accept()
-                    with peer, contextlib.suppress(OSError):  # the peer has disconnected
-                        if _user_of(peer) == os.geteuid():
-                            socket.send_fds(peer, [b"."], [file])
-            finally:
-                os.close(file)
+        self._passed.withdraw()
 
 
 def accept(offer: Frame, area_bytes: int, *, pairs: int = 1) -> Segment:
@@ -140,16 +115,15 @@ def accept(offer: Frame, area_bytes: int, *, pairs: int = 1) -> Segment:
     """
     if offer.boot_id != boot_id():
         raise Refused("Segment: expected one on this machine. Received: another machine's.")
-    if not _NAME.fullmatch(offer.segment):
-        raise Refused(f"Segment: expected a name like {PREFIX}<32 hex digits>. Received: {offer.segment[:80]!r}.")
     if offer.total_bytes != area_bytes:
         raise Refused(f"Segment: expected {area_bytes} bytes of weights. Received: {offer.total_bytes}.")
-    file = _fetch(offer.segment)
+    files = fetch_files(offer.segment)
     try:
-        _check(file, segment_bytes(area_bytes, pairs))
-        return _map(file, area_bytes, pairs)
+        _check(files[0], segment_bytes(area_bytes, pairs))
+        return _map(files[0], area_bytes, pairs)
     finally:
-        os.close(file)
+        for file in files:
+            os.close(file)
 
 
 def segment_bytes(area_bytes: int, pairs: int = 1) -> int:
@@ -170,11 +144,6 @@ def is_this_machine(host: str) -> bool:
     return True
 
 
-def _address(name: str) -> str:
-    """Return the abstract address (leading zero byte) of the Unix socket: no file; it ends with its process."""
-    return f"\0{name}"
-
-
 def _make_file(size: int) -> int:
     if not hasattr(os, "memfd_create"):
         raise OSError(errno.ENOSYS, "This system has no files in memory without a name")
@@ -188,29 +157,6 @@ def _make_file(size: int) -> int:
         os.close(file)
         raise
     return file
-
-
-def _fetch(name: str) -> int:
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
-            peer.settimeout(FETCH_S)
-            peer.connect(_address(name))
-            if (user := _user_of(peer)) != os.geteuid():
-                raise Refused(f"Segment: expected one of user {os.geteuid()}. Received: one of user {user}.")
-            _, files, _, _ = socket.recv_fds(peer, 1, 1, socket.MSG_CMSG_CLOEXEC)
-    except Refused:
-        raise
-    except OSError as error:
-        raise Refused(f"Segment: expected one that a process of this machine hands out. Received: {error}.") from None
-    if not files:
-        raise Refused("Segment: expected a file. Received: none.")
-    return files[0]
-
-
-def _user_of(peer: socket.socket) -> int:
-    """Return the user of the process at the other end, as the kernel reports it."""
-    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(credentials)[1])
 
 
 def _seals() -> int:
