@@ -8,22 +8,13 @@ from typing import Any
 
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.model.keras_internals import training as keras_training
-from nfdt_client.callbacks import HOOKS, has_own_hook, reads_batches
+from nfdt_client.callbacks import HOOKS, has_own_hook, reads_batches, saves_at_batches
 from nfdt_client.options import why_never_exact
 
 logger = logging.getLogger(__name__)
 
-_SAVERS = ("ModelCheckpoint", "BackupAndRestore", "OrbaxCheckpoint")
-
 Pauses = Callable[[int], int]
 """After so many steps of an epoch that are done: after how many training stands still next."""
-
-
-def saves_at_batches(callback: Any) -> bool:
-    """Whether this is a callback of Keras, or a subclass of one, that saves the model after a number of batches."""
-    kinds = type(callback).__mro__
-    of_keras = any(kind.__name__ in _SAVERS and kind.__module__.startswith("keras.") for kind in kinds)
-    return of_keras and isinstance(callback.save_freq, int)
 
 
 def watches_batches(callback: Any) -> bool:

@@ -21,8 +21,9 @@ _LOADS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_CLASSDEREF")
 _MODEL = ("model", "_model")
 _TEST_HOOKS = ("on_test_begin", "on_test_batch_begin", "on_test_batch_end", "on_test_end")
 _CONTENTS: tuple[Contents, ...] = ("everything", "weights")
-# Keras' own callbacks that neither read the weights nor change them.
-_BLIND = ("ProgbarLogger", "History", "CSVLogger", "TerminateOnNaN", "RemoteMonitor")
+# Keras' own callbacks that neither read the weights nor change them by themselves.
+_BLIND = ("Callback", "LambdaCallback", "ProgbarLogger", "History", "CSVLogger", "TerminateOnNaN", "RemoteMonitor")
+_SAVERS = ("ModelCheckpoint", "BackupAndRestore", "OrbaxCheckpoint")
 _SCHEDULERS = ("LearningRateScheduler", "ReduceLROnPlateau")
 
 
@@ -38,23 +39,25 @@ def watches_tests(callbacks: Any) -> bool:
     return any(type(c).__name__ == "SwapEMAWeights" or has_own_hook(c, _TEST_HOOKS) for c in each(callbacks))
 
 
-def contents_for(callbacks: Any, *, rates_are_state: bool = False) -> Contents | None:
+def contents_for(callbacks: Any, *, rates_are_state: bool = False, between_batches: bool = False) -> Contents | None:
     """Return what the callbacks may read or change of the model's state between epochs; None: nothing.
 
     Args:
         callbacks: The callbacks.
         rates_are_state: Whether learning rates are a part of the state, as of optimizers that step on workers.
+        between_batches: Look at their hooks between batches of training, and at no others.
     """
-    found = {_contents_for(callback, rates_are_state) for callback in each(callbacks)}
+    look = _contents_between_batches if between_batches else _contents_for
+    found = {look(callback, rates_are_state) for callback in each(callbacks)}
     return next((one for one in _CONTENTS if one in found), None)
 
 
 def _contents_for(callback: Any, rates_are_state: bool) -> Contents | None:
-    kind, name = type(callback), type(callback).__name__
     optimizer = getattr(callback.model, "optimizer", None)
     rate_is_known = not rates_are_state and keras_training.has_fixed_learning_rate(optimizer)
-    if not kind.__module__.startswith("keras.") or name == "LambdaCallback":
-        return "everything" if reaches_model(callback, rate_is_known=rate_is_known) else None
+    if reaches_model(callback, rate_is_known=rate_is_known):
+        return "everything"
+    name = _name_in_keras(callback)
     if name in _BLIND or (name in _SCHEDULERS and not rates_are_state):
         return None
     if name == "EarlyStopping":
@@ -62,6 +65,28 @@ def _contents_for(callback: Any, rates_are_state: bool) -> Contents | None:
     if name == "TensorBoard" and not callback.write_steps_per_second:
         return "weights" if callback.histogram_freq or callback.embeddings_freq else None
     return "everything"
+
+
+def _contents_between_batches(callback: Any, rates_are_state: bool) -> Contents | None:
+    if reaches_model(callback, HOOKS):
+        return "everything"
+    name = _name_in_keras(callback)
+    has_hooks = any(not keras_training.is_default_hook(getattr(callback, hook)) for hook in HOOKS)
+    if not has_hooks or name in _BLIND or (name in _SAVERS and not saves_at_batches(callback)):
+        return None
+    return _contents_for(callback, rates_are_state)
+
+
+def _name_in_keras(callback: Any) -> str:
+    """Return the name of the callback of Keras that this one is, or whose hooks it inherits."""
+    return next(kind.__name__ for kind in type(callback).__mro__ if _is_of_keras(kind))
+
+
+def saves_at_batches(callback: Any) -> bool:
+    """Whether this is a callback of Keras, or a subclass of one, that saves the model after a number of batches."""
+    kinds = type(callback).__mro__
+    of_keras = any(kind.__name__ in _SAVERS and kind.__module__.startswith("keras.") for kind in kinds)
+    return of_keras and isinstance(callback.save_freq, int)
 
 
 def schedulers(callbacks: Any) -> list[str]:

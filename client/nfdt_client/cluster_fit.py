@@ -79,7 +79,7 @@ def run_fit(session: JobSession, model: Any, arguments: dict[str, Any], fallback
         job = session.start(replace(submission, name=name), packed.manifest)
         # They hold the values that the variables have now, and so would keep them beside the trained ones.
         submission, packed = replace(submission, blobs={}), replace(packed, state_parts=())
-        validate = _local_validation(captured, listeners)
+        validate, rates_are_state = _local_validation(captured, listeners), packed.manifest.steps_on_workers
         fit = Fit(
             model,
             listeners,
@@ -88,8 +88,9 @@ def run_fit(session: JobSession, model: Any, arguments: dict[str, Any], fallback
             captured.epochs,
             steps_per_execution=size,
             steps_per_epoch=captured.steps_per_epoch,
-            contents=callbacks.contents_for(listeners, rates_are_state=packed.manifest.steps_on_workers)
+            contents=callbacks.contents_for(listeners, rates_are_state=rates_are_state)
             or ("weights" if validate is not None else None),
+            batch_contents=callbacks.contents_for(listeners, rates_are_state=rates_are_state, between_batches=True),
             watches_batches=hooks != "exact" and batch_hooks.any_watches_batches(each),
             pauses=pauses,
             validate=validate,

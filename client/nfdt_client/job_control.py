@@ -18,7 +18,7 @@ class JobControl:
         state: Access to the state of the fit's model.
         feed: Makes the feeder of a job whose batches come from this process, one for each run.
         first_epoch: First epoch of the fit.
-        contents: What callbacks may read or change of the state between epochs; None: nothing.
+        contents: What callbacks may change of the initial state; None: nothing.
 
     Attributes:
         stopping: Whether the training is to end now.
@@ -35,7 +35,8 @@ class JobControl:
         contents: Contents | None,
     ) -> None:
         self.stopping, self.muted = False, job.replayed > 0
-        self._job, self._state, self._feed, self._contents = job, state, feed, contents
+        self._job, self._state, self._feed = job, state, feed
+        self._shown = contents  # what the model has of the cluster's present state
         self._rate, self._local_rates = state.learning_rate, state.local_learning_rates
         self._feeder = feed() if feed is not None else None
         self._epoch = first_epoch
@@ -65,27 +66,30 @@ class JobControl:
         self._state.forget_known()  # else the values of before would be kept beside the new ones
         self._state.write(state, keep_learning_rate=True)
 
-    def refresh(self, epochs: int = 0, steps: int = 0) -> None:
-        """Load what callbacks may read of the cluster's state, and its metrics; see :meth:`InteractiveJob.snapshot`.
+    def refresh(self, contents: Contents | None, epochs: int = 0, steps: int = 0) -> None:
+        """Load what callbacks may read of the cluster's state (None: nothing), and its metrics.
+
+        See :meth:`InteractiveJob.snapshot`.
 
         Raises:
             StateLost: the server's state is an earlier one.
         """
-        state = self._job.snapshot(epochs, steps, self._contents or "metrics")
-        if self._contents is None:
+        state = self._job.snapshot(epochs, steps, contents or "metrics")
+        self._shown = contents
+        if contents is None:
             self._state.show_metrics(state.metrics)
         else:
             self.load(state)
 
     def remember_state(self) -> None:
         """Record that the cluster has the state of the model, where callbacks may change it."""
-        if self._contents is not None:
+        if self._shown is not None:
             self._state.mark_known()
 
     def send_changes(self) -> None:
         """Send the changes that callbacks made to the model since the state that both have had."""
         if not self.muted:
-            if self._contents is None:
+            if self._shown is None:
                 self.send_outside()
             else:
                 state, rates = self._state, self._state.local_learning_rates

@@ -49,7 +49,8 @@ class Fit:
         epochs: Index after the last epoch.
         steps_per_execution: Batches between two calls of the batch hooks.
         steps_per_epoch: Steps of an epoch that the job was asked for, where its data may end before.
-        contents: What callbacks may read or change of the state between epochs, and in pauses; None: nothing.
+        contents: What callbacks may read or change of the state between epochs; None: nothing.
+        batch_contents: The same between batches.
         watches_batches: Whether a callback may read the weights between batches without a pause of the training.
         pauses: Plan of the pauses for the batch hooks; None: training never pauses.
         validate: Validation in this process; None if the workers validate or there is no validation.
@@ -66,6 +67,7 @@ class Fit:
     steps_per_execution: int = 1
     steps_per_epoch: int | None = None
     contents: Contents | None = "everything"
+    batch_contents: Contents | None = "everything"
     watches_batches: bool = False
     pauses: Pauses | None = None
     validate: Validation | None = None
@@ -172,7 +174,7 @@ class Mirror:
         if not self._control.muted:
             return
         if self._fit.contents is not None:
-            self._control.refresh()
+            self._control.refresh(self._fit.contents)
         self._validated = {e.data["epoch"]: e.data["val_logs"] for e in events if e.kind == "validated"}
         # The server keeps no weights of earlier epochs, and the files of the earlier script have those.
         with without_saving(self._callbacks, self._model):
@@ -261,7 +263,7 @@ class Mirror:
 
     def _on_pause(self, steps: int, logs: Logs, more: bool) -> None:
         """Call the hooks while training is paused: callbacks read the state of this step, and changes apply at once."""
-        self._control.refresh(self._epoch, steps)
+        self._control.refresh(self._fit.batch_contents, self._epoch, steps)
         self._control.remember_state()
         self._hooks.advance(steps, as_logs(self._fit.state.metric_logs(logs)), flush=True)
         if more:
@@ -277,12 +279,12 @@ class Mirror:
         began = time.monotonic()
         if (
             self._fit.watches_batches
-            and self._fit.contents is not None
+            and self._fit.batch_contents is not None
             and not self._control.muted
             and began >= self._refresh_at
         ):
             try:
-                self._control.refresh()
+                self._control.refresh(self._fit.batch_contents)
             except (NotStored, PolicyRefused) as error:  # the disk or the quota is full
                 self._warnings.warn("The callbacks between batches see older weights: %s", error)
             now = time.monotonic()
@@ -306,7 +308,7 @@ class Mirror:
             self._last = data  # callbacks of the last epoch see the job's result, which comes after this event
             return
         if self._fit.contents is not None and not self._control.muted:
-            self._control.refresh(self._epoch + 1)
+            self._control.refresh(self._fit.contents, self._epoch + 1)
             self._control.remember_state()
         self._close_epoch(data)
         if self._model.stop_training:

@@ -22,6 +22,7 @@ from typing import Any
 import keras
 import numpy as np
 
+_HOOKS = tuple(name for name in dir(keras.callbacks.Callback) if name.startswith("on_"))
 _MOST = 2000  # objects that are looked at
 _PLAIN = (
     type(None), bool, numbers.Number, str, bytes, range, slice, type(Ellipsis),
@@ -69,20 +70,20 @@ _HARMLESS_MODULES = (sys.stdlib_module_names - {"__main__"}) | {
 }
 
 
-def reaches_model(callback: Any, *, rate_is_known: bool = False) -> bool:
+def reaches_model(callback: Any, hooks: Iterable[str] = (), *, rate_is_known: bool = False) -> bool:
     """Return whether a hook of a callback, or what its code leads to, may read or change a model or its optimizer.
 
     Args:
         callback: The callback.
+        hooks: Names of the hooks; default: all.
         rate_is_known: Whether ``model.optimizer.learning_rate`` does not count, as ``model.stop_training``.
     """
-    return _CodeSearch(callback, rate_is_known).finds(_hooks(callback))
+    return _CodeSearch(callback, rate_is_known).finds(_functions(callback, hooks or _HOOKS))
 
 
-def _hooks(callback: Any) -> Iterator[Any]:
+def _functions(callback: Any, hooks: Iterable[str]) -> Iterator[Any]:
     """Yield the functions of the hooks, those that are set on the callback itself among them."""
-    names = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")]
-    for name in names:
+    for name in hooks:
         if name in vars(callback):
             yield vars(callback)[name]
         for kind in type(callback).__mro__:

@@ -19,6 +19,7 @@ QUIET_S = 60.0  # limit of the wait for the end of a round
 RESTORE_S = 180.0  # limit for slots of lost shards, and for the start of all shards
 MOST_KILLS = 2  # consecutive kills without a finished sample in between, after which a job ends
 MOST_KILLS_UNSTORED = 5  # consecutive kills without a new snapshot in between, after which a job ends
+MOST_LOSSES = 5  # consecutive losses of any kind without a finished sample in between, after which a job ends
 
 
 class Recovery(FailoverMachine):
@@ -51,8 +52,8 @@ class Recovery(FailoverMachine):
         self.taking = self._failed = False
         self.possible = True
         self.due_at = clock.now() + self._interval_s
-        self._killed_of = -1  # attempt of the last kill
-        self._kills = self._kills_unstored = 0
+        self._killed_of = self._lost_of = -1  # attempt of the last kill, and of the last loss
+        self._kills = self._kills_unstored = self._losses = 0
         self._finished_before = self._finished
 
     # ---- snapshots
@@ -132,11 +133,12 @@ class Recovery(FailoverMachine):
     def lost(self, part: str, how: str, *, killed: bool = False) -> Seek | Fail | None:
         """Record the loss of a shard: workers wait, and no phase begins until the shards are restored.
 
-        The job ends where shards are killed without progress in between: they need more memory than there is.
+        The job ends where shards are lost without progress in between: they need more memory than there is. How a
+        process ended is unknown where this server has not started it.
         """
-        if killed and self.stage != "closed" and (vain := self._count_kill()):
+        if self.stage != "closed" and (vain := self._count_loss() or (killed and self._count_kill())):
             self.close()
-            return Fail(f"Shards were killed {vain} in between, last {part} ({how}).", memory=True)
+            return Fail(f"Shards were {vain} in between, last {part} ({how}).", memory=True)
         if not self.possible and self.stage != "closed":
             self.close()
             return Fail(f"{part} is lost ({how}), and the newest state of the shards could not be stored.")
@@ -164,17 +166,25 @@ class Recovery(FailoverMachine):
         self._epochs.advance()
         return Resume(found.seconds, redone)
 
+    def _count_loss(self) -> str:
+        """Count a loss, of several shards at a time as one; return how many were in vain, "" if there may be more."""
+        if self._lost_of == self.attempt:
+            return ""
+        self._lost_of = self.attempt
+        self._losses = 1 if self._finished != self._finished_before else self._losses + 1
+        return "" if self._losses < MOST_LOSSES else f"lost {self._losses} times without progress"
+
     def _count_kill(self) -> str:
-        """Count a kill, of several shards at a time as one; return how many were in vain, "" if there may be more."""
+        """Count a kill as :meth:`_count_loss` counts a loss."""
         if self._killed_of == self.attempt:
             return ""
         self._killed_of = self.attempt
         self._kills = 1 if self._finished != self._finished_before else self._kills + 1
         self._kills_unstored += 1
         if self._kills >= MOST_KILLS:
-            return f"{self._kills} times without progress"
+            return f"killed {self._kills} times without progress"
         stored = self._kills_unstored < MOST_KILLS_UNSTORED
-        return "" if stored else f"{self._kills_unstored} times without a new snapshot"
+        return "" if stored else f"killed {self._kills_unstored} times without a new snapshot"
 
     @property
     def _finished(self) -> tuple[int, int]:

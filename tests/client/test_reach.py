@@ -124,6 +124,16 @@ class Imports(callbacks.Callback):
         clocks.look()
 
 
+class Prints(callbacks.ModelCheckpoint):
+    def on_epoch_begin(self, epoch, logs=None):
+        print(epoch)
+
+
+class Waits(callbacks.EarlyStopping):
+    def on_epoch_begin(self, epoch, logs=None):
+        print(epoch)
+
+
 def ready(callback):
     callback.set_model(net)
     return callback
@@ -187,11 +197,54 @@ def test_the_learning_rate_does_not_count_where_it_is_a_number():
         (callbacks.TensorBoard("logs", histogram_freq=1), "weights"),
         (callbacks.TensorBoard("logs", write_steps_per_second=True), "everything"),
         (callbacks.ModelCheckpoint("model.keras"), "everything"),
+        (Prints("model.keras"), "everything"),
+        (Waits("loss"), None),
+        (Waits("loss", restore_best_weights=True), "weights"),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_callbacks_of_keras_get_what_they_read(callback, contents, tmp_path):
     assert contents_for([ready(callback)]) == contents
+
+
+class ReadsBatches(callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        print(batch, logs)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.save("model.keras")
+
+
+class SavesBatches(ReadsBatches):
+    def on_train_batch_end(self, batch, logs=None):
+        self.on_epoch_end(batch)
+
+
+class PrintsAndSaves(callbacks.ModelCheckpoint):
+    def on_train_batch_end(self, batch, logs=None):
+        print(batch)
+
+
+@pytest.mark.parametrize(
+    ("callback", "contents"),
+    [
+        (Counts(), None),
+        (Saves(), None),
+        (ReadsBatches(), None),
+        (SavesBatches(), "everything"),
+        (callbacks.ModelCheckpoint("model.keras"), None),
+        (PrintsAndSaves("model.keras"), None),
+        (PrintsAndSaves("model.keras", save_freq=3), "everything"),
+        (callbacks.ModelCheckpoint("model.keras", save_freq=3), "everything"),
+        (callbacks.BackupAndRestore("folder"), None),
+        (callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: net.get_weights()), None),
+        (callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: net.get_weights()), "everything"),
+        (callbacks.TensorBoard("logs", histogram_freq=1, update_freq=2), "weights"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_between_batches_only_the_hooks_there_count(callback, contents):
+    assert contents_for([ready(callback)], between_batches=True) == contents
 
 
 def test_the_most_that_one_of_several_needs_counts():

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nfdt.coordinator.failover import Fail, Reach, Resume, Seek, Start
-from nfdt.coordinator.recovery import COST_SHARE, MOST_KILLS_UNSTORED, QUIET_S, RESTORE_S, Recovery
+from nfdt.coordinator.recovery import COST_SHARE, MOST_KILLS_UNSTORED, MOST_LOSSES, QUIET_S, RESTORE_S, Recovery
 from nfdt.core.work.instructions import Work
 from tests.support.restorable_cluster import RestorableCluster
 from tests.support.simulated_cluster import job
@@ -186,15 +186,31 @@ def test_shards_that_are_killed_together_count_once():
     assert restore(recovery) is not None
 
 
-def test_shards_that_make_progress_or_end_otherwise_are_restored_again_and_again():
+def test_shards_that_make_progress_are_restored_again_and_again():
     cluster, recovery = begun()
     for _ in range(MOST_KILLS_UNSTORED - 1):
         train(cluster, recovery)
         assert kill(recovery) == Seek()
         restore(recovery)
-    for _ in range(5):
+    for _ in range(3 * MOST_LOSSES):
         assert lose(recovery) == Seek()
         restore(recovery)
+        train(cluster, recovery)
+
+
+def test_shards_that_are_lost_again_and_again_without_progress_end_the_job_however_they_end():
+    cluster, recovery = begun()
+    lose(recovery)
+    restore(recovery)
+    train(cluster, recovery)
+    for _ in range(MOST_LOSSES - 1):
+        assert lose(recovery) == Seek()
+        assert lose(recovery) is None  # another shard of the same attempt
+        restore(recovery)
+    failed = lose(recovery)
+    assert isinstance(failed, Fail)
+    assert failed.memory
+    assert failed.reason.startswith("Shards were lost 5 times without progress in between, last shard-0")
 
 
 def test_shards_that_are_killed_at_every_snapshot_end_the_job():
