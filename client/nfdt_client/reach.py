@@ -16,7 +16,7 @@ import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -78,7 +78,8 @@ def reaches_model(callback: Any, hooks: Iterable[str] = (), *, rate_is_known: bo
         hooks: Names of the hooks; default: all.
         rate_is_known: Whether ``model.optimizer.learning_rate`` does not count, as ``model.stop_training``.
     """
-    return _CodeSearch(callback, rate_is_known).finds(_functions(callback, hooks or _HOOKS))
+    harmless = _HARMLESS_CHAINS if rate_is_known else _HARMLESS_CHAINS[:1]
+    return CodeSearch(callback, harmless).finds(_functions(callback, hooks or _HOOKS))
 
 
 def _functions(callback: Any, hooks: Iterable[str]) -> Iterator[Any]:
@@ -91,17 +92,16 @@ def _functions(callback: Any, hooks: Iterable[str]) -> Iterator[Any]:
                 yield vars(kind)[name]
 
 
-class _CodeSearch:
+class CodeSearch:
     """Search through what code names.
 
     Args:
         callback: The callback; its attributes count where code names them.
-        rate_is_known: See :func:`reaches_model`.
+        harmless: Chains of attributes that do not count.
     """
 
-    def __init__(self, callback: Any, rate_is_known: bool) -> None:
-        self._callback = callback
-        self._harmless = _HARMLESS_CHAINS if rate_is_known else _HARMLESS_CHAINS[:1]
+    def __init__(self, callback: Any, harmless: Sequence[tuple[str, ...]] = ()) -> None:
+        self._callback, self._harmless = callback, harmless
         self._seen: dict[int, Any] = {}  # keeps what is looked at alive, so that no id is used twice
 
     def finds(self, found: Iterable[Any]) -> bool:
@@ -211,9 +211,12 @@ def _passes_on(code: types.CodeType, name: str) -> bool:
     if any(_passes_on(c, name) for c in code.co_consts if isinstance(c, types.CodeType) and name in c.co_freevars):
         return True
     steps = list(dis.get_instructions(code))
-    for step, after in zip(steps, [*steps[1:], None], strict=True):
+    for number, step in enumerate(steps):
         names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
         if step.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and name in names:
-            if names[-1] != name or after is None or not _attribute(after):
+            # `self.count += 1` copies it; `super()` has it as its second argument.
+            after = [other for other in steps[number + 1 : number + 3] if not other.opname.startswith(("COPY", "DUP"))]
+            of_super = number > 0 and steps[number - 1].argval == "__class__"
+            if names[-1] != name or not (of_super or (after and _attribute(after[0]))):
                 return True
     return False

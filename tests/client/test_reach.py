@@ -124,6 +124,20 @@ class Imports(callbacks.Callback):
         clocks.look()
 
 
+class CountsItself(callbacks.Callback):
+    seen = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen += 1
+        super().on_train_batch_end(batch, logs)
+
+
+class CopiesItself(callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        one = other = self
+        return one, other
+
+
 class Prints(callbacks.ModelCheckpoint):
     def on_epoch_begin(self, epoch, logs=None):
         print(epoch)
@@ -143,6 +157,7 @@ def ready(callback):
     "callback",
     [
         Counts(),
+        CountsItself(),
         Stops(),
         Holds(Holder([1, {"a": 2}])),
         callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: say(epoch, logs)),
@@ -158,6 +173,7 @@ def test_code_that_only_reads_logs_needs_no_weights(callback):
     "callback",
     [
         Saves(),
+        CopiesItself(),
         UsesGlobal(),
         LooksAtVariable(),
         PassesItself(),
