@@ -138,7 +138,7 @@ class AllreduceStep:
 
     def _applied(self, reduced: Sequence[Any]) -> None:
         whole = tf.ensure_shape(tf.concat(reduced[::-1], 0), [self.layout.size])  # the last variables come first
-        gradient, finite = self._recording.loss_scale.unscaled(whole)
+        (gradient,), finite = self._recording.loss_scale.unscaled([whole])
         parts = [
             tf.cast(tf.reshape(gradient[slot.start : slot.stop], slot.shape), variable.dtype)
             for slot, variable in zip(self.layout.slots, self._variables, strict=True)

@@ -68,7 +68,7 @@ def profile(program: PackedProgram, batch: Any, *, clock: Clock | None = None, b
 
     def compute(samples: int) -> None:
         nonlocal gradient
-        gradient = np.asarray(step(state.weights, map_arrays(lambda array: array[:samples], batch)).gradient)
+        gradient = step(state.weights, map_arrays(lambda array: array[:samples], batch)).vector
 
     fixed = any(tensor.shape[0] is not None for tensor in getattr(model, "inputs", None) or ())
     line = measure_step(compute, rows_of(batch), clock, budget_s, halves=not fixed)

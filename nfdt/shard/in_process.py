@@ -10,6 +10,7 @@ import numpy as np
 
 from nfdt.codecs import Codec
 from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.arrays.safetensors_io import Pieces
 from nfdt.shard.messages import DeltaRequest, Gradient, Reply, ReplyHistory
 from nfdt.shard.store import ShardStore
 from nfdt.transport.base import (
@@ -104,21 +105,23 @@ class InProcessClient:
         weights = cast(Vector, self._weights(self._sequence, replies))
         return Pulled(weights, tuple(r.version for r in replies), self._sequence)
 
-    def begin_push(self, gradient: Vector, **options: Unpack[PushOptions]) -> InFlightRequest[Pushed]:
+    def begin_push(self, gradient: Vector | Pieces, **options: Unpack[PushOptions]) -> InFlightRequest[Pushed]:
         """Send a gradient, which the stores apply at once."""
         leaving = self._leave(gradient, options)
         self._deliver(leaving)
         return self._pushes.add(leaving.sequence)
 
-    def push(self, gradient: Vector, **options: Unpack[PushOptions]) -> Pushed:
+    def push(self, gradient: Vector | Pieces, **options: Unpack[PushOptions]) -> Pushed:
         """Send a gradient and return the reply."""
         return self.begin_push(gradient, **options).result()
 
     def close(self) -> None:
         """Do nothing: there is no connection."""
 
-    def _leave(self, gradient: Vector, options: PushOptions) -> Leaving:
+    def _leave(self, gradient: Vector | Pieces, options: PushOptions) -> Leaving:
         """Prepare a push: the part of a worker's work that needs no waiting."""
+        if isinstance(gradient, Pieces):
+            gradient = gradient.joined()
         check_gradient(gradient, self._bounds)
         self._pushes.check_push()
         self._sequence += 1

@@ -123,7 +123,7 @@ class Trainer:
             self._step(held.weights, batch, version=version, share=share)
             for batch, share in zip(batches, shares_of(tasks), strict=True)
         ]
-        gradients = [np.asarray(result.gradient) for result in results]
+        gradients = [result.vector for result in results]
         self.gradient_s += time.perf_counter() - began
         self.gradients += len(results)
         for result, task in zip(results, tasks, strict=True):

@@ -14,6 +14,7 @@ from typing import Unpack
 import numpy as np
 
 from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.arrays.safetensors_io import Pieces
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.tasks import Task
@@ -89,7 +90,7 @@ class VirtualClient(InProcessClient):
         """Mark the worker as gone; its pushes and replies in flight are lost."""
         self._alive = False
 
-    def begin_push(self, gradient: Vector, **options: Unpack[PushOptions]) -> InFlightRequest[Pushed]:
+    def begin_push(self, gradient: Vector | Pieces, **options: Unpack[PushOptions]) -> InFlightRequest[Pushed]:
         """Begin a push as ``ParameterClient`` does; it is sent now."""
         leaving = self._leave(gradient, options)
         sent_at, agenda = self._now, self._agenda

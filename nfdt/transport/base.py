@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from nfdt.codecs import Codec
 from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.arrays.safetensors_io import Pieces
 from nfdt.core.arrays.table_rows import Rows
 from nfdt.core.errors import ShapeMismatch, UsageError
 
@@ -162,11 +163,12 @@ class ParameterClient(Protocol):
             UsageError: a push has not been answered yet.
         """
 
-    def begin_push(self, gradient: Vector, **options: Unpack[PushOptions]) -> PendingPush:
+    def begin_push(self, gradient: Vector | Pieces, **options: Unpack[PushOptions]) -> PendingPush:
         """Send a gradient, to be applied at most once; :meth:`PendingPush.result` waits for the reply.
 
         Args:
-            gradient: Shape ``(P,)``, float32; borrowed until the reply arrives. A client made for tables also accepts a
+            gradient: Shape ``(P,)``, float32, or :class:`nfdt.core.arrays.safetensors_io.Pieces` of it; borrowed until
+                the reply arrives. A client made for tables also accepts a
                 :class:`nfdt.core.arrays.table_rows.RowVector`.
             **options: See :class:`PushOptions`.
 

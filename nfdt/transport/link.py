@@ -154,6 +154,10 @@ class ShardCall:
         self._to_send.put(None)
         self._stream.close()
 
+    def gradient_area(self, sequence: int) -> Vector | None:
+        """Return the memory that the shard reads for the push ``sequence``; None while no memory is shared."""
+        return self._offer.segment.gradient(sequence) if self._offer and self._offer.mapped else None
+
     # -- requests
 
     def _send_all(self) -> None:
@@ -177,7 +181,9 @@ class ShardCall:
             # An encoding may be larger than the vector itself, and then than the area for it.
             if offer and offer.mapped and header.kind == PUSH and payload.nbytes <= request.weights.nbytes:
                 header.shared = True
-                offer.segment.gradient(header.sequence).view(np.uint8)[: payload.nbytes] = payload
+                area = offer.segment.gradient(header.sequence).view(np.uint8)[: payload.nbytes]
+                if not _is_same_memory(area, payload):
+                    area[:] = payload
                 self._shared_sent += payload.nbytes
                 payload = memoryview(b"")
             self._stream.send(header, payload)
@@ -331,6 +337,10 @@ class ShardLink:
         else:
             self._ask_again()
 
+    def gradient_area(self, sequence: int) -> Vector | None:
+        """See :meth:`ShardCall.gradient_area`."""
+        return self._stream.gradient_area(sequence) if self._stream else None
+
     def arrived(self, count: int) -> bool:
         """Return whether the replies to the oldest ``count`` requests have arrived, or no more will arrive."""
         stream = self._stream
@@ -443,6 +453,10 @@ class ShardLink:
         if stream:
             self._stream, self._closed_bytes = None, moved
             stream.close()
+
+
+def _is_same_memory(area: Any, payload: memoryview) -> bool:
+    return bool(payload.nbytes) and area.ctypes.data == np.frombuffer(payload, np.uint8).ctypes.data
 
 
 def _may_retry(error: Exception) -> bool:

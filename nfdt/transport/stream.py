@@ -17,8 +17,9 @@ import numpy.typing as npt
 from nfdt.codecs import IDENTITY
 from nfdt.codecs.base import Payload
 from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.arrays.safetensors_io import Pieces
 from nfdt.core.arrays.table_rows import RowIndex, Rows, RowVector, encode_numbers
-from nfdt.core.errors import UsageError
+from nfdt.core.errors import ShapeMismatch, UsageError
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire.channel import split_address
 from nfdt.core.wire.shards_pb2 import LOOKUP, PULL, PUSH, WEIGHTS, Frame
@@ -88,6 +89,8 @@ class StreamClient:
         # One more with codecs, as a delta is added to the weights of the reply before.
         buffers, size = overlap + (2 if choice else 1), self._bounds[-1].stop
         self._buffers = [np.empty(size, np.float32) for _ in range(buffers)]
+        self._joined: list[Vector] = []  # gradients that came in pieces
+        self._overlap = overlap
         self._worker = worker
         self._sequence = 0
         self._answers_wanted = 0  # selects the buffers in turn
@@ -140,7 +143,9 @@ class StreamClient:
         self._newest = self._sequence
         return Pulled(weights, tuple(header.version for header in headers), self._sequence)
 
-    def begin_push(self, gradient: Vector | RowVector, **options: Unpack[PushOptions]) -> InFlightRequest[Pushed]:
+    def begin_push(
+        self, gradient: Vector | Pieces | RowVector, **options: Unpack[PushOptions]
+    ) -> InFlightRequest[Pushed]:
         """Send a gradient; it is applied at most once even if a stream breaks and the push is sent again.
 
         Raises:
@@ -151,7 +156,7 @@ class StreamClient:
         self._pushes.check_push()
         fields: dict[str, Any] = {"computed_on": self._newest, "parts": 1, "want_weights": True, **options}
         compute_s = fields.pop("compute_s", 0.0)
-        payloads = self._encoded(gradient, compute_s)
+        payloads = self._encoded(self._join(gradient) if isinstance(gradient, Pieces) else gradient, compute_s)
         header = Frame(kind=PUSH, **fields)
         if self._coding and self._coding.push_codec is not IDENTITY:
             header.codec = self._coding.push_codec.name
@@ -172,6 +177,20 @@ class StreamClient:
         self._lookups[self._sequence] = lookup
         return self._pushes.add(self._sequence, is_push=False)
 
+    def _join(self, gradient: Pieces) -> Vector:
+        """Return a gradient as a vector, where possible in memory that the shard reads."""
+        size = self._bounds[-1].stop
+        if gradient.entry.shape != (size,):
+            raise ShapeMismatch(f"Gradient: expected shape ({size},). Received: {gradient.entry.shape}.")
+        area = self._links[0].gradient_area(self._sequence + 1) if len(self._links) == 1 and not self._coding else None
+        if area is None:
+            # Those of pushes without an answer are still in use; the oldest one is not.
+            free = len(self._joined) > self._overlap
+            self._joined.append(self._joined.pop(0) if free else np.empty(size, np.float32))
+            area = self._joined[-1]
+        gradient.write_to(area)
+        return area
+
     def _encoded(self, gradient: Any, compute_s: float) -> list[Payload]:
         if not isinstance(self._coding, RowCoding):
             check_gradient(gradient, self._bounds)
@@ -180,7 +199,7 @@ class StreamClient:
         whole = np.ascontiguousarray(gradient)
         return [IDENTITY.encode(whole[bound]) for bound in self._bounds]
 
-    def push(self, gradient: Vector | RowVector, **options: Unpack[PushOptions]) -> Pushed:
+    def push(self, gradient: Vector | Pieces | RowVector, **options: Unpack[PushOptions]) -> Pushed:
         """Send a gradient and wait for the reply.
 
         Raises:

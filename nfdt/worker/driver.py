@@ -22,7 +22,8 @@ class Step:
     """A step of a task.
 
     Attributes:
-        gradient: Vector to push, shape ``(P,)`` float32, or rows; None: the worker has updated weights of its own.
+        gradient: Vector to push, shape ``(P,)`` float32, its pieces, or rows; None: the worker has updated weights of
+            its own.
         samples: Number of samples.
         logs: Running logs, name -> 0-d tensor.
         seconds: Duration of the computation.

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Unpack
 
+from nfdt.core.arrays.safetensors_io import Pieces
 from nfdt.core.arrays.table_rows import RowIndex
 from nfdt.core.errors import AuthenticationFailed
 from nfdt.core.work import instructions as ins
@@ -150,7 +151,7 @@ class MovableClient:
         with self.exchange():
             return self._client.pull(min_version, exact=exact)
 
-    def begin_push(self, gradient: Vector, **options: Unpack[PushOptions]) -> PendingPush:
+    def begin_push(self, gradient: Vector | Pieces, **options: Unpack[PushOptions]) -> PendingPush:
         """See ``ParameterClient``.
 
         Raises:
@@ -159,7 +160,7 @@ class MovableClient:
         with self.exchange():
             return _Movable(self._client.begin_push(gradient, **options), self)
 
-    def push(self, gradient: Vector, **options: Unpack[PushOptions]) -> Pushed:
+    def push(self, gradient: Vector | Pieces, **options: Unpack[PushOptions]) -> Pushed:
         """See ``ParameterClient``; raises the errors of :meth:`begin_push`."""
         return self.begin_push(gradient, **options).result()
 

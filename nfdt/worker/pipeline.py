@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Generic, TypeVar, Unpack
 
+from nfdt.core.arrays.safetensors_io import Pieces
 from nfdt.transport.base import ParameterClient, PendingPush, Pulled, Pushed, PushOptions, Vector
 
 Tag = TypeVar("Tag")
@@ -61,7 +62,7 @@ class Pipeline(Generic[Tag]):
             self._held = self._client.pull(exact=exact)
         return self._held
 
-    def send(self, tag: Tag, gradient: Vector, **options: Unpack[PushOptions]) -> None:
+    def send(self, tag: Tag, gradient: Vector | Pieces, **options: Unpack[PushOptions]) -> None:
         """Push a gradient that was computed on :meth:`weights`; ``tag`` is returned with the reply."""
         if self._held is not None:
             options["computed_on"] = self._held.sequence

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from nfdt.core.arrays.layout import Array
+from nfdt.core.arrays.safetensors_io import Pieces
 from nfdt.core.arrays.table_rows import RowVector
 from nfdt.core.host.startup import note_start
 from nfdt.core.specs.job import JobSpec
@@ -301,7 +302,9 @@ class Worker(LoopDriver):
             note_start(self._name, "first step begins")
         version = self._job.first_update + held.versions[0]
         result = self._program.step(weights, batch, version=version, share=task.share_of(batch.samples))
-        gradient: Any = result.gradient if isinstance(result.gradient, RowVector) else np.asarray(result.gradient)
+        gradient: Any = result.gradient
+        if not isinstance(gradient, RowVector | Pieces):
+            gradient = np.asarray(gradient)
         if is_first:
             note_start(self._name, "first gradient")
             if math.isfinite(first := numbers(result.logs).get("loss", math.nan)):

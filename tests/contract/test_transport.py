@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 
+from nfdt.core.arrays.safetensors_io import Pieces
 from nfdt.core.errors import ProtocolError, ShapeMismatch, UsageError
 from tests.support.numpy_shard import ahead
 from tests.support.shard_cluster import LAYOUT, SHAPES, Reference, gradients, start_weights
@@ -156,6 +157,17 @@ def test_gradients_computed_ahead_follow_the_trajectory_computed_by_hand(connect
     wanted_staleness, wanted, _ = ahead(rule, start_weights(), g, overlap, momentum, 0.1, [s for _, s in SHAPES])
     assert staleness == wanted_staleness == [min(step, overlap) for step in range(7)]
     np.testing.assert_allclose(weights, wanted, rtol=5e-5, atol=5e-6)
+
+
+@pytest.mark.parametrize("overlap", [0, 2])
+def test_a_gradient_may_be_in_pieces(connect, overlap):
+    client, g = connect(overlap=overlap, momentum=0.0), gradients(7)
+    pieces = [Pieces.flat([part.copy() for part in np.array_split(one, 3)]) for one in g]
+    start = client.pull().weights.copy()
+    _, weights = push_ahead(client, pieces, overlap)
+    np.testing.assert_allclose(weights, start - 0.1 * np.cumsum(g, axis=0), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ShapeMismatch, match="Gradient"):
+        client.push(Pieces.flat([g[0][:3]]), samples=1)
 
 
 def test_a_gradient_is_measured_against_the_weights_it_names(connect, shards):

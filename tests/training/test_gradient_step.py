@@ -11,6 +11,7 @@ from keras import layers
 
 from nfdt.core.errors import CaptureError
 from nfdt.model.backends import tensorflow_step
+from nfdt.model.backends.tensorflow_step import GradientStep
 from nfdt.model.program.pack import layout_of
 from nfdt.model.training.steps import evaluation_step
 
@@ -121,6 +122,36 @@ def test_the_float16_scale_halves_on_overflow_and_doubles_after_finite_steps(wor
     there.step(weights, (x, y))
     assert float(scale) == 1024.0
     np.testing.assert_allclose(there.step(weights, (x, y)).gradient, plain, rtol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [*OPTIMIZERS[2:], lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), 1024.0)],
+)
+@pytest.mark.parametrize("loss", ["mse", keras.losses.MeanSquaredError(reduction="sum")])
+@pytest.mark.parametrize("mode", [{}, {"run_eagerly": True}, {"jit_compile": True}])
+def test_a_large_gradient_leaves_in_pieces(optimizer, loss, mode, worker, batches, monkeypatch):
+    monkeypatch.setattr(tensorflow_step, "IN_PIECES", 20)
+    monkeypatch.setattr(tensorflow_step, "CUT_TOGETHER", 12)
+    model = network()
+    model.compile(optimizer(), loss, **mode)
+    first, second = worker(model, batches[0]), worker(model, batches[0])
+    step = GradientStep(second.model, second.layout, loss_scale=second.manifest.loss_scale, in_pieces=True)
+    weights = np.asarray(first.weights)
+    for batch in batches:
+        whole, pieces = first.step(weights, batch), step(weights, batch)
+        assert len(list(pieces.gradient.arrays)) > 1
+        np.testing.assert_array_equal(pieces.vector, whole.vector)
+        assert pieces.finite == whole.finite
+        assert str(pieces.denominator) == str(whole.denominator)
+
+
+def test_a_small_gradient_is_whole(worker, batches):
+    model = network()
+    model.compile("sgd", "mse")
+    there = worker(model, batches[0])
+    step = GradientStep(there.model, there.layout, in_pieces=True)
+    assert step(np.asarray(there.weights), batches[0]).gradient.shape == (there.layout.size,)
 
 
 def test_a_loss_function_may_return_a_number_of_python(worker, batches):

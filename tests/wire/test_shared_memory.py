@@ -18,11 +18,13 @@ import numpy as np
 import pytest
 
 from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.arrays.safetensors_io import Pieces
 from nfdt.core.errors import JobCancelled, ServerUnreachable
 from nfdt.core.host.machine import Memory, boot_id
 from nfdt.core.wire import passed_files, shared_memory
 from nfdt.core.wire.job_token import worker_token
 from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, ERROR, OFFER, PULL, PUSH, WEIGHTS, Frame
+from nfdt.transport import link
 from nfdt.transport.stream import StreamClient
 from tests.support.raw_stream import encode
 from tests.support.shard_cluster import LAYOUT, gradients
@@ -117,6 +119,24 @@ def test_a_worker_on_the_same_machine_shares_memory_by_itself(shard, nothing_nam
         assert answer.weights is not None
         assert np.shares_memory(answer.weights, weights)
         assert not answer.weights.flags.writeable
+
+
+def test_a_gradient_in_pieces_is_joined_in_shared_memory(shard, monkeypatch):
+    seen = []
+
+    def is_same(area, payload):
+        seen.append(is_same_memory(area, payload))
+        return seen[-1]
+
+    is_same_memory = link._is_same_memory
+    monkeypatch.setattr(link, "_is_same_memory", is_same)
+    with connect(shard.address, "pieces") as client:
+        before, g = client.pull().weights.copy(), gradients(1)[0]
+        np.testing.assert_allclose(
+            client.push(Pieces.flat(np.array_split(g, 3)), samples=1).weights, before - 0.1 * g, rtol=1e-5, atol=1e-6
+        )
+        client.push(g, samples=1)
+    assert seen == [True, False]
 
 
 def test_both_areas_suit_tensors():

@@ -65,6 +65,10 @@ class Pieces:
         """Return the array as a whole."""
         return np.concatenate([array.reshape(-1) for array in self.arrays]).reshape(self.entry.shape)
 
+    def write_to(self, out: Array) -> None:
+        """Write the array to another one of its shape and dtype."""
+        np.concatenate([array.reshape(-1) for array in self.arrays], out=out.reshape(-1))
+
     @classmethod
     def of(cls, array: Any) -> Pieces:
         """Return an array in one piece, in a form that can be stored."""

@@ -15,10 +15,12 @@ from functools import cache
 from typing import Any, Literal, Protocol
 
 import keras
+import numpy as np
 
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.arrays.table_rows import RowVector
+from nfdt.core.arrays.safetensors_io import Pieces
+from nfdt.core.arrays.table_rows import RowVector, Vector
 from nfdt.core.errors import CaptureError, ShapeMismatch
 from nfdt.model.backends.lanes import BatchedStep
 
@@ -54,7 +56,8 @@ class GradientResult:
     """Result of one step.
 
     Attributes:
-        gradient: Gradient of the loss, flat, shape ``(P,)``, float32, a tensor; a ``RowVector`` of a step with tables.
+        gradient: Gradient of the loss, flat, shape ``(P,)``, float32: a tensor, or
+            :class:`~nfdt.core.arrays.safetensors_io.Pieces` of a large one; a ``RowVector`` of a step with tables.
         logs: Logs that ``train_step`` returned: name -> 0-d float32 tensor, or an array.
         finite: False where a float16 gradient overflowed: the gradient must not be pushed.
         denominator: Denominator of the loss: None for the number of samples, ``SUM``, or a 0-d float32 tensor; see
@@ -65,6 +68,11 @@ class GradientResult:
     logs: dict[str, Any]
     finite: bool
     denominator: Any = None
+
+    @property
+    def vector(self) -> Vector:
+        """The gradient as one array of NumPy."""
+        return self.gradient.joined() if isinstance(self.gradient, Pieces) else np.asarray(self.gradient)
 
 
 class Lookups(Protocol):

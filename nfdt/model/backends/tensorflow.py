@@ -34,7 +34,7 @@ class TensorFlowBackend(KerasBackend):
         self, model: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None, tables: Sequence[int]
     ) -> TrainingStep:
         """Return a step whose gradient is a tensor, or rows of tables."""
-        return GradientStep(model, layout, loss_scale=loss_scale, tables=tables)
+        return GradientStep(model, layout, loss_scale=loss_scale, tables=tables, in_pieces=True)
 
     def local_step(self, model: Any, layout: ParameterLayout) -> TrainingStep:
         """Return a step that runs as it is."""

@@ -32,16 +32,16 @@ class LossScale:
             return loss * tf.cast(self._scale, loss.dtype)
         return loss * self._factor if self._factor is not None else loss
 
-    def unscaled(self, gradient: Any) -> tuple[Any, Any]:
-        """Return the unscaled gradient, and whether it is finite (always True without dynamic scaling)."""
+    def unscaled(self, parts: Sequence[Any]) -> tuple[list[Any], Any]:
+        """Return the unscaled parts of a gradient, and whether it is finite (always True without dynamic scaling)."""
         if self._scale is None:
-            return gradient / self._factor if self._factor is not None else gradient, tf.constant(True)
+            return [part if self._factor is None else part / self._factor for part in parts], tf.constant(True)
         scale, steps = self._scale.read_value(), self._finite_steps.read_value()
-        finite = tf.reduce_all(tf.math.is_finite(gradient))
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(part)) for part in parts])
         next_scale, next_steps = next_loss_scale(scale, steps, finite, self._growth_steps, tf.where)
         self._scale.assign(next_scale)
         self._finite_steps.assign(next_steps)
-        return gradient / scale, finite
+        return [part / scale for part in parts], finite
 
 
 class GraphRecordingOptimizer(RecordingOptimizer):

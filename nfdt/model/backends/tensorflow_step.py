@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -11,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from nfdt.core.arrays.layout import ParameterLayout, VariableSlot
+from nfdt.core.arrays.safetensors_io import Pieces
 from nfdt.core.errors import CaptureError
 from nfdt.model.backends.contract import GradientResult, TrainingStep, check_layout, flat_logs, own_loss_scale
 from nfdt.model.backends.denominator import SUM, LossDenominator
@@ -20,6 +22,8 @@ from nfdt.model.backends.recording import replace_everywhere
 from nfdt.model.backends.tables import Tables
 from nfdt.model.backends.tensorflow_recording import GraphGradients, GraphRecordingOptimizer, LossScale
 
+IN_PIECES = 2**20
+"""Elements of a gradient above which it leaves the step in pieces, as TensorFlow would join them in a second copy."""
 CUT_TOGETHER = 2**14
 """Elements of neighbouring variables that are cut from a vector together, and so exist twice for a moment."""
 
@@ -114,6 +118,7 @@ class GradientStep(GraphStep):
         layout: Layout of its trainable variables.
         loss_scale: The program's ``loss_scale``; None takes it from the model's own LossScaleOptimizer.
         tables: Variables, by index, whose gradients are returned as rows.
+        in_pieces: Return large gradients in pieces.
     """
 
     def __init__(
@@ -123,8 +128,13 @@ class GradientStep(GraphStep):
         *,
         loss_scale: Mapping[str, Any] | None = None,
         tables: Sequence[int] = (),
+        in_pieces: bool = False,
     ) -> None:
         super().__init__(model, layout, tables)
+        self._groups: list[list[int]] | None = None
+        if in_pieces and not tables and layout.size >= IN_PIECES:
+            numbers = itertools.count()
+            self._groups = [[next(numbers) for _ in run] for run in _small_together(layout.slots)]
         self._looked_up = LookedUpTables.of(model)
         self._tables = self._looked_up or (Tables(model, layout, tables) if tables else None)
         self._optimizer = replace_optimizer(model, layout, loss_scale or own_loss_scale(model.optimizer), tables)
@@ -140,7 +150,10 @@ class GradientStep(GraphStep):
             self._share = share
             self._factor.assign(1.0 / share)
         gradient, index, logs, finite, counted = self._run(dense, batch, tf.constant(now))
-        gradient = self._tables.gradient(gradient, index) if self._tables else gradient
+        if self._tables:
+            gradient = self._tables.gradient(gradient, index)
+        elif self._groups is not None:
+            gradient = Pieces.flat(gradient)
         return GradientResult(gradient, logs, bool(finite), SUM if self._sums else counted)
 
     @property
@@ -158,12 +171,14 @@ class GradientStep(GraphStep):
         self._denominator.begin_step(self._factor)
         logs = step_logs(self.model.train_step(batch), "train_step")
         index = self._optimizer.gradients.index()  # before flat(), which drops what was recorded
-        gradient, finite = self._optimizer.loss_scale.unscaled(self._optimizer.gradients.flat())
+        recorded = self._optimizer.gradients
+        found = [recorded.flat()] if self._groups is None else recorded.parts(self._groups)
+        parts, finite = self._optimizer.loss_scale.unscaled(found)
         denominator = of_this_graph(self._denominator.end_step())
         self._sums = denominator is SUM
         if self._sums:
-            gradient, denominator = gradient / self._factor, None
-        return gradient, index, logs, finite, denominator
+            parts, denominator = [part / self._factor for part in parts], None
+        return parts[0] if self._groups is None else parts, index, logs, finite, denominator
 
 
 def of_this_graph(denominator: Any) -> Any:
