@@ -6,7 +6,7 @@ import itertools
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,8 @@ class InteractiveJob:
         reply = self.connection.persist(lambda: self.connection.snapshot(self.job_id, contents))
         if (reply.epochs, reply.steps) < (epochs, steps):
             raise StateLost(f"Job {self.job_id}: the state after {epochs} epochs and {steps} steps is lost.")
-        return self.fetch(reply.artifact) if reply.artifact else State(NO_WEIGHTS, metrics=reply.metrics)
+        state = self.fetch(reply.artifact) if reply.artifact else State(NO_WEIGHTS)
+        return replace(state, metrics=state.metrics or reply.metrics)
 
     def fetch(self, artifact: str) -> State:
         """Return the state in an artifact, as views of a mapped file."""

@@ -96,16 +96,20 @@ class ClientRequests:
             return jobs_pb2.SnapshotReply(artifact=core.manifest.state, epochs=core.spec.fit.initial_epoch)
         with self._reading("a snapshot can be taken", standing=False) as training:
             coordinator = training.coordinator
-            passing, standing, epochs, steps = self._mailbox.read(
+            passing, standing, epochs, steps, present = self._mailbox.read(
                 lambda: (
                     not training.between_epochs,
                     training.standing,
                     coordinator.epochs_ended,
                     coordinator.steps_finished,
+                    training.present_state,
                 )
             )
             if contents == METRICS:
                 return jobs_pb2.SnapshotReply(epochs=epochs, steps=steps, metrics=coordinator.merger.metrics)
+            if present and core.server.embedded:  # the client reads the file where it is, whatever else it has
+                metrics = coordinator.merger.metrics
+                return jobs_pb2.SnapshotReply(artifact=present, epochs=epochs, steps=steps, metrics=metrics)
             moment = object() if passing else epochs
             compose = partial(training.composer.compose, moment, weights_only=contents == WEIGHTS)
             artifact = self._core.store(compose) if standing else compose()

@@ -187,6 +187,11 @@ class ActiveTraining:
         return self.coordinator.phase in ("hold", "ended")
 
     @property
+    def present_state(self) -> str:
+        """Artifact of the present state of a job between epochs, if a snapshot of the shards has it; else ""."""
+        return self.recovery.present_state() if self.recovery is not None and self.between_epochs else ""
+
+    @property
     def standing(self) -> bool:
         """Whether no worker trains: between epochs, or while one is paused."""
         return self.between_epochs or self.coordinator.standing
@@ -225,6 +230,8 @@ class JobCore(JobParts):
     def write(self, training: ActiveTraining, artifact: str) -> None:
         """Replace the state by an artifact; shards that are restored afterwards begin with it as well. A slow call."""
         mailbox, slots, stored = self.mailbox, self.slots, False
+        if training.recovery is not None:
+            mailbox.handle(training.recovery.outdate)
         while not stored:
             incarnation = mailbox.read(lambda: slots.incarnation)
             training.composer.replace(artifact)

@@ -103,6 +103,8 @@ class TrainingLoop(EffectHandler):
         elif coordinator.phase == "hold" and control.permits(coordinator.epoch):
             # One epoch at a time: its end is processed before the next one may begin.
             if self._core.topology.prepare_epoch(coordinator):
+                if self._training.recovery is not None:
+                    self._mailbox.handle(self._training.recovery.outdate)
                 self._mailbox.handle(proceed)
 
     # ---- effects

@@ -560,3 +560,22 @@ def test_a_state_is_not_stored_twice_for_a_job_that_goes_on_in_groups(make):
     job.mailbox.handle(job.recovery.close)
     assert job.recovery.renew(0)
     assert job.stored == set()
+
+
+def test_a_state_that_is_stored_is_the_present_one_until_something_changes(make):
+    job = make()
+    merger = job.cluster.coordinator.merger
+    assert job.recovery.present_state() == ""
+    job.recovery.renew(0)
+    assert job.recovery.present_state() == job.slots.shard_state.state
+    job.restore_now()  # with this state
+    assert job.recovery.present_state() == job.slots.shard_state.state
+    merger.replace([np.ones(3)])
+    assert job.recovery.present_state() == ""
+    job.recovery.renew(1)
+    assert job.recovery.present_state() == job.slots.shard_state.state
+    job.recovery.outdate()
+    assert job.recovery.present_state() == ""
+    job.recovery.renew(1)
+    assert job.recovery.store_snapshot()  # while tasks are trained
+    assert job.recovery.present_state() == ""

@@ -536,7 +536,7 @@ class SnapshotReply(google.protobuf.message.Message):
     steps: builtins.int
     """of the epoch after them that are finished"""
     metrics: builtins.bytes
-    """where only they were requested"""
+    """where the artifact lacks them"""
     def __init__(
         self,
         *,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 from collections.abc import Sequence
 
 from nfdt.coordinator.coordinator import Coordinator
@@ -52,6 +53,7 @@ class ShardRecovery(Failover):
         self.shards = MovingShards(parts.connect_shards(), DEADLINE_S, "shard")
         self._replaced: set[str] = set()  # artifacts of earlier snapshots
         self._due = False  # whether a snapshot is about to be taken because it is due
+        self._present: Rest | None = None  # of the newest snapshot, until an epoch begins after it
         self._mailbox.add_timer(self._look_at_clock)
 
     # ---- losses
@@ -155,7 +157,8 @@ class ShardRecovery(Failover):
         try:
             if self._await_quiet():
                 rest = Rest(self._coordinator.merger.current)
-                recorded = self._store(self.shards.snapshot(self._go_on, self._parts.server.artifacts, rest), exact)
+                snapshot = self.shards.snapshot(self._go_on, self._parts.server.artifacts, rest)
+                recorded = self._store(snapshot, rest if exact else None)
         finally:
             self._mailbox.handle(lambda: self._recovery.end_snapshot(recorded=recorded))
         return recorded
@@ -172,13 +175,29 @@ class ShardRecovery(Failover):
     def _go_on(self) -> None:
         self._mailbox.handle(self._recovery.go_on)
 
-    def _store(self, snapshot: ShardSnapshot, exact: bool) -> bool:
-        """Rely on a stored snapshot; return False, and delete it, if no shard has that state any more."""
+    def outdate(self) -> None:
+        """Record that the shards get another state than that of the newest snapshot."""
+        self._present = None
+
+    def present_state(self) -> str:
+        """Return the artifact of the newest snapshot if no epoch has begun since, and nothing has changed; else ""."""
+        rest, now = self._present, self._coordinator.merger.current
+        same = rest is not None and len(rest.untrained) == len(now)
+        if rest is None or not same or any(map(operator.is_not, rest.untrained, now)):
+            return ""
+        return self._slots.shard_state.state
+
+    def _store(self, snapshot: ShardSnapshot, exact: Rest | None) -> bool:
+        """Rely on a stored snapshot; return False, and delete it, if no shard has that state any more.
+
+        ``exact``: what the state of an exact snapshot has besides that of the shards; None: another snapshot.
+        """
         stored = ShardState(snapshot.state, snapshot.records)
 
         def adopt() -> tuple[bool, EpochProgress | None]:
-            if not self._recovery.adopt(snapshot.tasks, exact=exact):
+            if not self._recovery.adopt(snapshot.tasks, exact=exact is not None):
                 return False, None
+            self._present = exact
             self._replaced |= self._slots.shard_state.artifacts
             self._slots.shard_state = stored
             self._parts.fetchable.update(stored.artifacts)
