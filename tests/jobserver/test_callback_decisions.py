@@ -135,7 +135,7 @@ def test_shards_that_are_lost_after_a_restored_epoch_have_its_weights_too(lost, 
 
     training = SimpleNamespace(
         composer=SimpleNamespace(replace=lambda name: written.append(load_state(artifacts.path(name)).weights[0])),
-        recovery=SimpleNamespace(renew=renew),
+        recovery=SimpleNamespace(renew=renew, outdate=lambda: None),
     )
     spec = SimpleNamespace(callbacks=CallbacksSpec(members=(), state="", kept={0: kept}), fit=SimpleNamespace(epochs=9))
     server = SimpleNamespace(artifacts=artifacts)

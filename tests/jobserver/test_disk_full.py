@@ -54,8 +54,8 @@ class Folder:
             fill(store, sha256, digest, total, at, chunks)
 
         @contextmanager
-        def create_half(store, size):
-            with create(store, size) as new:
+        def create_half(store, *sizes):
+            with create(store, *sizes) as new:
                 if self.full.is_set():
                     raise OSError(errno.ENOSPC, "No space left on device")
                 yield new
