@@ -38,6 +38,7 @@ class JobStatus:
     Attributes:
         given_name: Name that the script gave to the job; "" for none.
         place: Place in the queue, from 1 on; 0 for a job that does not wait.
+        starts_in_s: Estimate of the seconds until it starts; None: unknown.
         resumable_from: Number of epochs from which a failed or cancelled job can be resumed; 0: it cannot.
     """
 
@@ -57,6 +58,7 @@ class JobStatus:
     script: str = ""
     started_at: float = 0.0
     place: int = 0
+    starts_in_s: float | None = None
     resumable_from: int = 0
     given_name: str = ""
 
@@ -250,6 +252,7 @@ def status_of(description: pb.JobDescription) -> JobStatus:
     parsed = {
         "logs": json.loads(description.last_logs_json or "{}"),
         "worker_statistics": json.loads(description.workers_json or "{}"),
+        "starts_in_s": description.starts_in_s if description.HasField("starts_in_s") else None,
     }
     # All other fields have the names that they have in the message.
     same = {each.name: getattr(description, each.name) for each in fields(JobStatus) if each.name not in parsed}

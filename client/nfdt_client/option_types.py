@@ -36,6 +36,7 @@ class FitOptions(TypedDict, total=False):
     fallback: Literal["error", "local"]
     forecast: str
     job: str
+    priority: int
     tensorboard: str
     ui: bool
     warm: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -51,7 +52,8 @@ CHOICES = {
     "fallback": ("error", "local"),
 }
 SWITCHES = ("ui", "warm")
-OF_SESSION = (*CONNECTION, *TIMEOUTS, *CHOICES, *SWITCHES, "forecast", "job", "tensorboard")
+MOST_PRIORITY = 100
+OF_SESSION = (*CONNECTION, *TIMEOUTS, *CHOICES, *SWITCHES, "forecast", "job", "priority", "tensorboard")
 EMULATION = tuple(f"emulate.{name}" for name in Emulation.model_fields)
 NAMES: tuple[str, ...] = ("algorithm", *OF_SESSION, *(name for name in OVERRIDES if name != "emulate"), *EMULATION)
 _TUPLES = ("emulate.slowdown", "emulate.step_ms", "emulate.bandwidth_mbit", "emulate.latency_ms")
@@ -68,6 +70,7 @@ class Options(ConnectionOptions):
         fallback: What to do with a fit that cannot be distributed: error, or local.
         forecast: Speed that ``nfdt plan`` has predicted; the job's log and page compare it with the measured one.
         job: Name of the job of the first fit at the server; later fits are numbered. None: the jobs have no names.
+        priority: Among the waiting jobs of one owner, those of a higher priority start first: -100 to 100.
         tensorboard: Folder in which each fit writes its metrics for TensorBoard; None: none are written.
         ui: Whether the server that a script without ``server`` starts serves a page for browsers.
         warm: Whether a script without ``server`` uses the warm server of this machine, if one runs.
@@ -86,6 +89,7 @@ class Options(ConnectionOptions):
     fallback: str = "error"
     forecast: SpeedForecast | None = None
     job: str | None = None
+    priority: int = 0
     tensorboard: Path | None = None
     ui: bool = False
     warm: bool = True
@@ -122,6 +126,13 @@ def _switch(name: str, value: Any) -> bool:
     return found
 
 
+def _priority(name: str, value: Any) -> int:
+    with contextlib.suppress(TypeError, ValueError):
+        if abs(priority := int(value)) <= MOST_PRIORITY:
+            return priority
+    raise UsageError(f"{name}: expected a whole number from -100 to {MOST_PRIORITY}. Received: {value!r}.")
+
+
 def _choice(name: str, value: Any) -> str:
     choice = str(value).lower()
     if choice not in [each.lower() for each in CHOICES[name]]:
@@ -133,6 +144,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(TIMEOUTS, _seconds),
     **dict.fromkeys(CHOICES, _choice),
     **dict.fromkeys(SWITCHES, _switch),
+    "priority": _priority,
     "tensorboard": lambda name, value: Path(value),
 }
 

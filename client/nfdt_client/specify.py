@@ -114,6 +114,7 @@ def _submission(packed: PackedProgram, blobs: dict[str, Blob], options: Options,
         algorithm=algorithm_for(packed.manifest, options.algorithm),
         start_timeout_s=options.start_timeout_s,
         step_timeout_s=options.step_timeout_s,
+        priority=options.priority,
         **fields,
     )
     return Submission(spec, blobs)

@@ -69,7 +69,14 @@ def _epoch(status: JobStatus, separator: str) -> str:
 
 
 def _state(status: JobStatus) -> str:
-    return f"{status.state} ({status.place} in queue)" if status.place else status.state
+    if not status.place:
+        return status.state
+    starts = "" if status.starts_in_s is None else f", in about {_about(status.starts_in_s)}"
+    return f"{status.state} ({status.place} in queue{starts})"
+
+
+def _about(seconds: float) -> str:
+    return f"{round(seconds)} s" if seconds < 100 else f"{round(seconds / 60)} min"
 
 
 def _duration(status: JobStatus) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from nfdt.core.clock import Clock, SystemClock
@@ -20,6 +21,7 @@ from nfdt.launch.horovod import RingLauncher
 from nfdt.launch.processes import LocalLauncher
 from nfdt.launch.slot_process import SlotEnd
 from nfdt.launch.world_store import WorldStores
+from nfdt.schedulers.job_queue import Quota
 
 REAP_S = 2.0  # limit from the end of a slot's stream to that of its process
 
@@ -44,6 +46,7 @@ class ServerContext:
         shard_host: Address of this machine at which workers reach its shards.
         tls: Whether the server, and so every shard that is not on loopback, uses TLS.
         insecure: Whether plain text on a network is allowed.
+        quotas: Quotas of owners of jobs, by name.
         clock: Clock of the server.
         host: Name of this machine.
         boot: Boot identifier of this machine.
@@ -65,6 +68,7 @@ class ServerContext:
     shard_host: str = "127.0.0.1"
     tls: bool = False
     insecure: bool = False
+    quotas: Mapping[str, Quota] = field(default_factory=dict)
     clock: Clock = field(default_factory=SystemClock)
     host: str = field(default_factory=socket.gethostname)
     boot: str = field(default_factory=boot_id)

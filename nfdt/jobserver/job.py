@@ -75,6 +75,18 @@ class Job:
             return None
         return self.mailbox.read(lambda: JobMeasures(training.coordinator.waiting_tasks, tuple(core.shard_statistics)))
 
+    def remaining_s(self) -> float | None:
+        """Estimate the seconds until the end of its last epoch; None before the end of the first one."""
+        training = self.core.training
+        if training is None or self.core.ended:
+            return None
+
+        def estimate() -> float | None:
+            coordinator = training.coordinator
+            return coordinator.epoch_s * (self.spec.fit.epochs - coordinator.epochs_ended) or None
+
+        return self.mailbox.read(estimate)
+
     # ---- end
 
     def store_progress(self) -> None:

@@ -158,7 +158,7 @@ def serve(options: ServerOptions) -> RunningServer:
         lasting=not options.embedded,
     )
     launcher, rings = make_launchers(options, local, slot_token)
-    context = make_context(options, launcher, rings, artifacts)
+    context = make_context(options, launcher, rings, artifacts, holders)
     scheduler = Scheduler(context)
     page = make_page(options, context.store, artifacts, scheduler, holders, audit) if options.ui else None
     jobs = JobsService(

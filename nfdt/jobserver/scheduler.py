@@ -1,4 +1,4 @@
-"""Assignment of slots to jobs: first come, first served, but a job whose slots do not exist holds up no other."""
+"""Assignment of slots to jobs in a fair order; a job whose slots do not exist, or without quota, holds up no other."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from nfdt.coordinator.effect_queue import STALL_AFTER_S
@@ -13,7 +14,7 @@ from nfdt.coordinator.progress import StallWatch
 from nfdt.core.errors import NfdtError, ServerUnreachable, UsageError
 from nfdt.core.jobs.feed import BatchFeed
 from nfdt.core.jobs.job_record import is_terminal
-from nfdt.core.jobs.runner import JobMeasures, SlotCounts
+from nfdt.core.jobs.runner import JobMeasures, QueuePlace, SlotCounts
 from nfdt.core.sharding import count_shards
 from nfdt.core.specs.job import EpochProgress, JobSpec, check_groups, parse_job
 from nfdt.core.wire import jobs_pb2 as pb
@@ -29,6 +30,7 @@ from nfdt.jobserver.topologies import topology_class
 from nfdt.jobserver.topologies.base import Topology
 from nfdt.jobserver.topologies.slot_supply import SlotNeed
 from nfdt.model.program.manifest import Manifest
+from nfdt.schedulers.job_queue import QueuedJob, Quota, expected_starts, fair_order
 
 _log = logging.getLogger(__name__)
 
@@ -63,8 +65,10 @@ class Scheduler:
         self._server = server
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
+        self._owners: dict[str, str] = {}
         self._queue: deque[Job] = deque()
         self._waiting: dict[str, _WaitingJob] = {}  # of the dispatcher
+        self._told: set[str] = set()  # jobs whose logs say that they wait for their owner's quota
         self._stopping = False
         self._warnings = Seldom(_log)
         self._thread = threading.Thread(target=self._dispatch, name="scheduler", daemon=True)
@@ -124,7 +128,7 @@ class Scheduler:
             self._server.store.transition(job_id, "failed", reason=outcome.reason, error=outcome.error)
             return
         with self._lock:
-            self._jobs[job_id] = job
+            self._jobs[job_id], self._owners[job_id] = job, record.owner
             self._queue.append(job)
         self._server.pool.wake()
 
@@ -201,10 +205,32 @@ class Scheduler:
         """Return all registered slots."""
         return self._server.pool.registered()
 
-    def places(self) -> dict[str, int]:
-        """Return the place of each waiting job in the queue, from 1 on."""
+    def places(self) -> dict[str, QueuePlace]:
+        """Return the place of each waiting job in the queue."""
+        order, running = self._order()
         with self._lock:
-            return {job.job_id: place for place, job in enumerate(self._queue, start=1)}
+            remaining = [(self._jobs[job.job_id].remaining_s(), job.workers) for job in running]
+        ends = [(seconds, workers) for seconds, workers in remaining if seconds is not None]
+        starts = expected_starts(order, self._free_workers(running), ends)
+        return {job.job_id: QueuePlace(at, starts[job.job_id]) for at, job in enumerate(order, start=1)}
+
+    def _free_workers(self, running: Sequence[QueuedJob]) -> int:
+        """Return the number of worker slots that are free, or would be started."""
+        most = self._server.capacity().workers
+        if not self._server.launches_workers:
+            return self._server.pool.slot_counts().free
+        return 2**20 if most is None else max(0, most - sum(job.workers for job in running))
+
+    def _order(self) -> tuple[list[QueuedJob], list[QueuedJob]]:
+        """Return the waiting jobs in the order in which they start, and the running ones."""
+        with self._lock:
+            jobs = {
+                job_id: QueuedJob(job_id, self._owners[job_id], job.spec.cluster.workers, job.spec.priority)
+                for job_id, job in self._jobs.items()
+            }
+            waiting = [jobs.pop(job.job_id) for job in self._queue if job.job_id in jobs]
+            running = [one for job_id, one in jobs.items() if self._jobs[job_id].thread.is_alive()]
+        return fair_order(waiting, running), running
 
     def measures(self) -> dict[str, JobMeasures]:
         """Return the numbers of each job that trains now."""
@@ -241,16 +267,23 @@ class Scheduler:
         A job that waits for busy slots, or for processes that are being started, is not passed by later ones.
         """
         self._drop_ended()
-        with self._lock:
-            queue = list(self._queue)
+        order, running = self._order()
         may_start = True
-        for job in queue:
-            if self._start_or_end(job, may_start=may_start):
+        for queued in order:
+            job = self._jobs[queued.job_id]
+            quota = self._server.quotas.get(queued.owner, Quota())
+            admitted = quota.admits(queued, running)
+            if not admitted and job.job_id not in self._told:
+                self._told.add(job.job_id)
+                job.job_log.write("info", f"The job waits for other jobs of {queued.owner} to end. {quota}.")
+            if self._start_or_end(job, may_start=may_start and admitted):
                 with self._lock:
                     self._queue.remove(job)
                 self._waiting.pop(job.job_id, None)
+                self._told.discard(job.job_id)
                 return True
-            may_start = may_start and self._waiting[job.job_id].may_be_passed
+            if admitted:
+                may_start = may_start and self._waiting[job.job_id].may_be_passed
         return False
 
     def _drop_ended(self) -> None:
@@ -264,7 +297,7 @@ class Scheduler:
                 self._run_again(job)
                 with self._lock:
                     if self._jobs[job.job_id] is job:
-                        del self._jobs[job.job_id]
+                        del self._jobs[job.job_id], self._owners[job.job_id]
             except NfdtError as error:
                 self._warnings.warn("the end of job %s: %s", job.job_id, error)
 

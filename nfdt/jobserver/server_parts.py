@@ -31,6 +31,7 @@ from nfdt.launch.horovod_command import RingShape
 from nfdt.launch.machine import find_gpus, is_own_address, reachable_host
 from nfdt.launch.processes import LocalLauncher
 from nfdt.launch.slot_process import SlotOptions
+from nfdt.schedulers.job_queue import Quota
 
 if TYPE_CHECKING:
     from nfdt.web.server import PageServer
@@ -150,7 +151,11 @@ def _adopt(options: ServerOptions) -> ForkServerClient | None:
 
 
 def make_context(
-    options: ServerOptions, launcher: LocalLauncher | None, rings: RingLauncher | None, artifacts: ArtifactStore
+    options: ServerOptions,
+    launcher: LocalLauncher | None,
+    rings: RingLauncher | None,
+    artifacts: ArtifactStore,
+    holders: Holders,
 ) -> ServerContext:
     """Return the context of all jobs of the server."""
 
@@ -172,6 +177,7 @@ def make_context(
         shard_host=options.advertise,
         tls=bool(options.tls_cert),
         insecure=options.insecure,
+        quotas={owner: Quota(**limits) for owner, limits in holders.quotas().items()},
     )
 
 

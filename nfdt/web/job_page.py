@@ -13,12 +13,13 @@ from nfdt.core.errors import NfdtError
 from nfdt.core.jobs.admission import read_manifest
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.job_record import JobRecord
+from nfdt.core.jobs.runner import QueuePlace
 from nfdt.core.specs.job import JobSpec, parse_job
 from nfdt.core.work.statistics import split_by_rank
 from nfdt.model.program.state import load_state
 
 
-def describe_job(record: JobRecord, spec: JobSpec, places: Mapping[str, int]) -> dict[str, Any]:
+def describe_job(record: JobRecord, spec: JobSpec, places: Mapping[str, QueuePlace]) -> dict[str, Any]:
     """Return what a list of jobs shows of one; ``places`` holds the places of waiting jobs in the queue."""
     return {
         "job_id": record.job_id,
@@ -36,7 +37,7 @@ def describe_job(record: JobRecord, spec: JobSpec, places: Mapping[str, int]) ->
         "submitted_at": record.submitted_at,
         "started_at": record.started_at,
         "ended_at": record.ended_at,
-        "place": places.get(record.job_id, 0),
+        "place": places.get(record.job_id, QueuePlace()).number,
     }
 
 

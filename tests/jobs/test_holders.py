@@ -165,13 +165,20 @@ class Job:
         self.cluster = ClusterSpec(workers=workers)
 
 
-def test_quotas_limit_jobs_and_workers():
+def test_a_job_that_no_quota_ever_admits_is_refused():
     holder = Holder(SECRET, "vision", "train", jobs=2, workers=8)
-    check_quotas(Job(8), [], holder, Limits())
-    check_quotas(Job(3), [Job(5)], holder, Limits())
-    with pytest.raises(PolicyRefused, match="workers=4: expected at most 3, as 5 of the 8 workers of vision"):
-        check_quotas(Job(4), [Job(5)], holder, Limits())
-    with pytest.raises(PolicyRefused, match="at most 2"):
-        check_quotas(Job(1), [Job(1), Job(1)], holder, Limits())
+    check_quotas(Job(8), 63, holder, Limits())
+    with pytest.raises(PolicyRefused, match="workers=9: expected at most 8, the quota of vision"):
+        check_quotas(Job(9), 0, holder, Limits())
+    with pytest.raises(PolicyRefused, match="workers=1: expected at most 0"):
+        check_quotas(Job(1), 0, Holder(SECRET, "vision", "train", jobs=0), Limits())
     with pytest.raises(PolicyRefused, match="at most 1"):
-        check_quotas(Job(1), [Job(1)], Holder(SECRET), Limits(jobs_per_token=1))
+        check_quotas(Job(1), 1, Holder(SECRET), Limits(jobs_per_token=1))
+
+
+def test_quotas_belong_to_owners_and_the_least_counts():
+    lines = ["vision train aaaaaaaaaa jobs=2 workers=9", "vision train bbbbbbbbbb workers=8", "vision read cccccccccc"]
+    assert Holders([*lines, "dddddddddd"]).quotas() == {
+        "vision": {"jobs": 2, "workers": 8},
+        Holder("dddddddddd").owner: {},
+    }

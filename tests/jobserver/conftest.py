@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -18,3 +19,11 @@ def cluster(tmp_path) -> Iterator[LocalJobServer]:
 @pytest.fixture
 def start(cluster) -> Callable[..., Client]:
     return cluster.start
+
+
+@pytest.fixture
+def gate():
+    """Provide an event that the tasks of gated workers wait for."""
+    gate = threading.Event()
+    yield gate
+    gate.set()

@@ -9,7 +9,7 @@ import pytest
 
 from nfdt.core.errors import PolicyRefused, UsageError
 from nfdt.core.wire import jobs_pb2
-from tests.support.fakes import TOKEN
+from tests.support.fakes import DEADLINE_S, TOKEN
 
 ALICE, BOARD, BOB, RACK = ("a" * 16, "b" * 16, "c" * 16, "d" * 16)
 TOKENS = (
@@ -86,14 +86,46 @@ def test_the_slots_of_another_owner_s_job_are_shown_as_taken(start, cluster):
     assert seen == {ALICE: {job}, BOB: {"(another owner's)"}}
 
 
-def test_a_quota_of_workers_is_kept(start, cluster):
-    start(tokens=TOKENS)
-    alice = cluster.client(ALICE)
-    alice.submit(alice.spec(workers=1))
-    with pytest.raises(PolicyRefused, match="workers=2: expected at most 1"):
-        alice.submit(alice.spec(workers=2))
-    other = cluster.client(BOB)
-    other.submit(other.spec(workers=2))
+def test_a_job_above_a_quota_waits_for_others_of_its_owner_and_holds_up_nobody(start, cluster, gate):
+    start(shards=4, tokens=TOKENS)
+    cluster.add("worker", 4, on_task=lambda slot, task: gate.wait(DEADLINE_S))
+    alice, other = cluster.client(ALICE), cluster.client(BOB)
+    first = alice.submit(alice.spec(workers=1, epochs=1))
+    alice.until(first, "epoch_begin")
+    second = alice.submit(alice.spec(workers=2, epochs=1))
+    with pytest.raises(PolicyRefused, match="workers=3: expected at most 2, the quota of vision"):
+        alice.submit(alice.spec(workers=3))
+    theirs = other.submit(other.spec(workers=2, epochs=1))
+    other.until(theirs, "epoch_begin")
+    assert alice.until(second, "log")["text"] == (
+        "The job waits for other jobs of vision to end. The quota is 2 workers at a time."
+    )
+    assert alice.call("Show", jobs_pb2.JobRef(job_id=second)).state == "queued"
+    gate.set()
+    for client, job in ((alice, first), (alice, second), (other, theirs)):
+        assert client.finish(job)[-1][1]["state"] == "succeeded"
+
+
+def test_many_jobs_of_one_owner_do_not_hold_up_another_and_its_own_order_is_by_priority(start, cluster, gate):
+    start(shards=2, tokens=TOKENS)
+    cluster.add("worker", 1, on_task=lambda slot, task: gate.wait(DEADLINE_S))
+    bob, alice = cluster.client(BOB), cluster.client(ALICE)
+    running = bob.submit(bob.spec(workers=1, epochs=1))
+    bob.until(running, "epoch_begin")
+    waiting = [bob.submit(bob.spec(workers=1, epochs=1, priority=priority)) for priority in (0, 0, 7)]
+    hers = alice.submit(alice.spec(workers=1, epochs=1))
+    order = [hers, waiting[2], waiting[0], waiting[1]]
+    places = {
+        job: client.call("Show", jobs_pb2.JobRef(job_id=job)).place
+        for job, client in ((hers, alice), *((job, bob) for job in waiting))
+    }
+    assert sorted(places, key=places.get) == order
+    gate.set()
+    for client, job in ((alice, hers), *((bob, job) for job in waiting)):
+        assert client.finish(job)[-1][1]["state"] == "succeeded"
+    begun = [alice.call("Show", jobs_pb2.JobRef(job_id=hers)).started_at]
+    begun += [bob.call("Show", jobs_pb2.JobRef(job_id=job)).started_at for job in order[1:]]
+    assert begun == sorted(begun)
 
 
 def test_the_audit_log_has_who_did_what_and_no_token(job, cluster):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 
 import pytest
 
@@ -12,14 +11,6 @@ from nfdt.core.errors import UsageError
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.jobserver import scheduler
 from tests.support.fakes import DEADLINE_S, of
-
-
-@pytest.fixture
-def gate():
-    """Provide an event that the tasks of gated workers wait for."""
-    gate = threading.Event()
-    yield gate
-    gate.set()
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from nfdt.core.errors import PolicyRefused, UsageError, VersionMismatch
@@ -27,29 +27,27 @@ class Limits:
     state_dir_bytes: int = 2**40
 
 
-def check_quotas(spec: JobSpec, active: Sequence[JobSpec], holder: Holder, limits: Limits) -> None:
-    """Refuse a job beyond the quotas of its owner.
+def check_quotas(spec: JobSpec, active: int, holder: Holder, limits: Limits) -> None:
+    """Refuse a job that the quotas of its owner never admit; one that they do not admit now waits.
 
     Args:
         spec: The new job.
-        active: Jobs of the owner that have not ended.
+        active: Number of the owner's jobs that have not ended.
         holder: Holder of the token that came with the job.
-        limits: Limits of an owner without quotas.
+        limits: Limits of every owner.
 
     Raises:
         PolicyRefused: The owner has as many jobs as allowed, or the job's workers would be too many.
     """
-    most = limits.jobs_per_token if holder.jobs is None else holder.jobs
-    if len(active) >= most:
+    if active >= limits.jobs_per_token:
         raise PolicyRefused(
-            f"This token has {len(active)} jobs that have not ended. Expected: at most {most}. "
+            f"This token has {active} jobs that have not ended. Expected: at most {limits.jobs_per_token}. "
             "Wait for one, or cancel one with `nfdt jobs cancel ID`."
         )
-    taken = sum(job.cluster.workers for job in active)
-    if holder.workers is not None and taken + spec.cluster.workers > holder.workers:
+    if holder.jobs == 0 or (holder.workers is not None and spec.cluster.workers > holder.workers):
+        most = 0 if holder.jobs == 0 else holder.workers
         raise PolicyRefused(
-            f"workers={spec.cluster.workers}: expected at most {max(0, holder.workers - taken)}, as {taken} of the "
-            f"{holder.workers} workers of {holder.name} are in use. Ask for fewer, or wait for a job to end."
+            f"workers={spec.cluster.workers}: expected at most {most}, the quota of {holder.name}. Ask for fewer."
         )
 
 

@@ -41,7 +41,7 @@ class Holder:
         name: Name in the token file; "" for a secret alone. Tokens with one name belong to one owner of jobs.
         role: ``read``: look at the owner's jobs; ``train``: also submit and change them; ``work``: offer slots;
             ``admin``: all of it, for the jobs of all owners.
-        jobs: Maximum number of the owner's jobs that have not ended; None: the server's limit.
+        jobs: Maximum number of the owner's jobs that run at a time; None: no limit.
         workers: Maximum number of workers of these jobs together; None: no limit.
     """
 
@@ -122,6 +122,16 @@ class Holders:
         if len({holder.secret for holder in found}) < len(found):
             raise UsageError("Token file: expected different tokens. Received: one of them twice.")
         self._holders = (*found, *others)
+
+    def quotas(self) -> dict[str, dict[str, int]]:
+        """Return the quotas of each owner by their names; of several lines with one name, the least counts."""
+        found: dict[str, dict[str, int]] = {}
+        for holder in self._holders:
+            own = found.setdefault(holder.owner, {})
+            for name, limit in (("jobs", holder.jobs), ("workers", holder.workers)):
+                if limit is not None:
+                    own[name] = min(limit, own.get(name, limit))
+        return found
 
     def find(self, secret: str) -> Holder | None:
         """Return the holder of a token; None for an unknown one."""

@@ -37,6 +37,14 @@ class JobMeasures:
     shards: tuple[Mapping[str, Any], ...] = ()
 
 
+@dataclass(frozen=True)
+class QueuePlace:
+    """Place of a waiting job in the queue, from 1 on, and in how many seconds it probably starts; None: unknown."""
+
+    number: int = 0
+    starts_in_s: float | None = None
+
+
 class JobRunner(Protocol):
     """Runs submitted jobs; every method returns quickly and may be called from any thread."""
 
@@ -81,8 +89,8 @@ class JobRunner(Protocol):
     def slots(self) -> list[pb.SlotDescription]:
         """Return new descriptions of all connected slots."""
 
-    def places(self) -> dict[str, int]:
-        """Return the place of each waiting job in the queue, from 1 on."""
+    def places(self) -> dict[str, QueuePlace]:
+        """Return the place of each waiting job in the queue."""
 
     def measures(self) -> dict[str, JobMeasures]:
         """Return the numbers of each job that trains now."""

@@ -18,7 +18,7 @@ from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.feed import BatchAssembly, BatchFeed
 from nfdt.core.jobs.job_record import JobRecord, is_terminal
 from nfdt.core.jobs.rights import AuditLog, Holder, Holders
-from nfdt.core.jobs.runner import JobRunner
+from nfdt.core.jobs.runner import JobRunner, QueuePlace
 from nfdt.core.jobs.store import JobStore, unknown_job
 from nfdt.core.jobs.submissions import Submissions, SubmittingClient
 from nfdt.core.specs.job import parse_job
@@ -303,9 +303,9 @@ def artifacts_of(record: JobRecord) -> set[str]:
     return artifact_names(parse_job(record.spec_json)) | record.states
 
 
-def describe(record: JobRecord, places: Mapping[str, int]) -> pb.JobDescription:
+def describe(record: JobRecord, places: Mapping[str, QueuePlace]) -> pb.JobDescription:
     """Return the message for a job's row; ``places`` holds the places of waiting jobs in the queue."""
-    spec, fields = parse_job(record.spec_json), vars(record)
+    spec, fields, place = parse_job(record.spec_json), vars(record), places.get(record.job_id, QueuePlace())
     same = {name: fields[name] for name in pb.JobDescription.DESCRIPTOR.fields_by_name if name in fields}
     others = {
         "name": spec.name,
@@ -315,7 +315,8 @@ def describe(record: JobRecord, places: Mapping[str, int]) -> pb.JobDescription:
         "program": spec.program,
         "user": spec.user,
         "script": spec.script,
-        "place": places.get(record.job_id, 0),
+        "place": place.number,
+        "starts_in_s": place.starts_in_s,
         "given_name": record.name,
         "resumable_from": (record.checkpoint_epochs or 0) if record.state in ("failed", "cancelled") else 0,
     }

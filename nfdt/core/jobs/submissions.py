@@ -199,8 +199,7 @@ class Submissions:
     def _add(self, spec: JobSpec, by: SubmittingClient, naming: Naming) -> pb.SubmitReply:
         """Queue a job that has passed all checks but the quotas."""
         job_id, owner = f"job-{secrets.token_hex(5)}", by.holder.owner
-        active = [parse_job(record.spec_json) for record in self.store.active_of(owner)]
-        admission.check_quotas(spec, active, by.holder, self.limits)
+        admission.check_quotas(spec, len(self.store.active_of(owner)), by.holder, self.limits)
         taken = self.store.add(job_id, spec.model_dump_json(), session=by.session, owner=owner, naming=naming)
         self.audit.write("submit", by.holder, by.peer, job_id, name=spec.name, user=spec.user, script=spec.script)
         _log.info(

@@ -198,6 +198,7 @@ class JobSpec(_Spec):
     attended: bool = Field(True, description="a client runs the callbacks at each epoch's end")
     callbacks: CallbacksSpec | None = Field(None, description="detached job: Keras' callbacks that a worker calls")
     forecast: SpeedForecast | None = Field(None, description="prediction, with which the speed is compared")
+    priority: int = Field(0, ge=-100, le=100, description="among the waiting jobs of its owner")
     versions: dict[str, str] = Field(default_factory=dict, description="python, keras, tensorflow of the client")
     step_timeout_s: float = Field(600.0, gt=0, description="a worker silent this long is given up")
     start_timeout_s: float = Field(120.0, gt=0, description="how long to wait for the asked number of workers")

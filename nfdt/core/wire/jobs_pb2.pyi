@@ -804,6 +804,7 @@ class JobDescription(google.protobuf.message.Message):
     PLACE_FIELD_NUMBER: builtins.int
     RESUMABLE_FROM_FIELD_NUMBER: builtins.int
     GIVEN_NAME_FIELD_NUMBER: builtins.int
+    STARTS_IN_S_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     name: builtins.str
     state: builtins.str
@@ -830,6 +831,8 @@ class JobDescription(google.protobuf.message.Message):
     """epochs in the last stored state of a job that has ended (0: none is stored)"""
     given_name: builtins.str
     """that the client gave to the job ("": none)"""
+    starts_in_s: builtins.float
+    """estimate for a job that waits"""
     def __init__(
         self,
         *,
@@ -853,8 +856,11 @@ class JobDescription(google.protobuf.message.Message):
         place: builtins.int = ...,
         resumable_from: builtins.int = ...,
         given_name: builtins.str = ...,
+        starts_in_s: builtins.float | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["algorithm", b"algorithm", "ended_at", b"ended_at", "epoch", b"epoch", "epochs", b"epochs", "given_name", b"given_name", "job_id", b"job_id", "last_logs_json", b"last_logs_json", "name", b"name", "place", b"place", "program", b"program", "reason", b"reason", "result_artifact", b"result_artifact", "resumable_from", b"resumable_from", "script", b"script", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "user", b"user", "workers", b"workers", "workers_json", b"workers_json"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_starts_in_s", b"_starts_in_s", "starts_in_s", b"starts_in_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_starts_in_s", b"_starts_in_s", "algorithm", b"algorithm", "ended_at", b"ended_at", "epoch", b"epoch", "epochs", b"epochs", "given_name", b"given_name", "job_id", b"job_id", "last_logs_json", b"last_logs_json", "name", b"name", "place", b"place", "program", b"program", "reason", b"reason", "result_artifact", b"result_artifact", "resumable_from", b"resumable_from", "script", b"script", "started_at", b"started_at", "starts_in_s", b"starts_in_s", "state", b"state", "submitted_at", b"submitted_at", "user", b"user", "workers", b"workers", "workers_json", b"workers_json"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_starts_in_s", b"_starts_in_s"]) -> typing.Literal["starts_in_s"] | None: ...
 
 Global___JobDescription: typing_extensions.TypeAlias = JobDescription
 
