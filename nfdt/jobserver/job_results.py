@@ -94,23 +94,27 @@ class JobResults:
             self._diverges = True
             self._core.job_log.write("warning", f"The training diverges: {what} {advice(self._core.spec)}")
 
+    def count_epoch(self) -> None:
+        """Write the statistics at an epoch's end, which clients read as soon as they know of it."""
+        core, training = self._core, self._training
+        if core.spec.method != "fit":
+            return
+        counts = core.mailbox.call(training.shards.statistics) if core.topology.view.pushes else []
+        core.shard_statistics = counts
+        statistics = self._statistics(counts)
+        core.job_log.workers(statistics)
+        self._report_refused(statistics)
+
     def end_epoch(self, callbacks: CallbacksSpec | None, *, stops: bool) -> None:
-        """Write the statistics and the state at an epoch's end, before the next one may begin.
+        """Write the state at an epoch's end, before the next one may begin.
 
         Args:
             callbacks: Callbacks of a detached job after the epoch.
             stops: Whether they end the training: the state is that after all epochs.
         """
         core, training = self._core, self._training
-        if core.spec.method != "fit":
-            return
-        epochs = training.coordinator.epochs_ended
-        counts = core.mailbox.call(training.shards.statistics) if core.topology.view.pushes else []
-        core.shard_statistics = counts
-        statistics = self._statistics(counts)
-        core.job_log.workers(statistics)
-        self._report_refused(statistics)
-        if not core.server.embedded:
+        if core.spec.method == "fit" and not core.server.embedded:
+            epochs = training.coordinator.epochs_ended
             artifact = core.store(partial(training.composer.compose, epochs))
             core.job_log.checkpoint(artifact, core.spec.fit.epochs if stops else epochs, callbacks)
 

@@ -111,6 +111,8 @@ class TrainingLoop(EffectHandler):
 
     def emit(self, kind: str, data: Mapping[str, Any]) -> None:
         """Append an event to the log of the job."""
+        if kind == "epoch_end":
+            self._results.count_epoch()
         self._core.job_log.record(kind, data)
         if kind == "epoch_begin":
             self._results.epoch_begins()
