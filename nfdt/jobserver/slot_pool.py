@@ -43,6 +43,10 @@ class SlotPool:
         """
         if hello.role not in ("worker", "shard") or not 0 < len(hello.name) <= MAX_NAME:
             raise ProtocolError(f"Slot: expected a name and the role worker or shard. Received: {hello.role!r}.")
+        if not f"{hello.name}{hello.host}{hello.device}".isprintable():  # terminals and logs show them
+            raise ProtocolError(
+                f"Slot: expected a name, host and device without control characters. Received: {hello.name!r}."
+            )
         if not (seconds := hello.patience_s) >= 0:  # not for NaN either
             raise ProtocolError(f"Slot {hello.name}: expected a patience of at least 0 s. Received: {seconds}.")
         with self._changed:

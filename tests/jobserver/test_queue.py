@@ -117,10 +117,11 @@ def test_the_log_names_who_submitted_a_job_its_slots_and_its_end(start, cluster,
     assert any(line.startswith(f"job {job} succeeded after ") for line in lines)
 
 
-def test_control_characters_in_the_name_of_a_user_are_refused(start):
+@pytest.mark.parametrize("field", ["user", "script", "name"])
+def test_control_characters_in_names_are_refused(start, field):
     client = start()
-    with pytest.raises(UsageError, match="user"):
-        client.submit(client.spec(user="\x1b[2Jroot"))
+    with pytest.raises(UsageError, match=field):
+        client.submit(client.spec(**{field: "\x1b[2Jroot"}))
 
 
 def cancelled_after_first_epoch(client, gate):

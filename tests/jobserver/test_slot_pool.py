@@ -80,6 +80,13 @@ def test_a_slot_that_was_taken_but_not_assigned_is_free_when_its_job_ends(pool):
     assert pool.attending("worker") == (1, 0), "it has to answer first"
 
 
+@pytest.mark.parametrize("field", ["name", "host", "device"])
+def test_control_characters_of_a_slot_are_refused(field):
+    with pytest.raises(ProtocolError, match="without control characters"):
+        SlotPool().join(hello(**{field: "\x1b[2J"}))
+
+
+
 @pytest.mark.parametrize("patience_s", [-1.0, float("nan")])
 def test_a_patience_that_is_no_time_is_refused(pool, patience_s):
     with pytest.raises(ProtocolError, match="expected a patience"):

@@ -182,7 +182,7 @@ class JobSpec(_Spec):
     validation data. Its ``train`` is not read.
     """
 
-    name: str = Field("job", max_length=200)
+    name: str = Field("job", max_length=200, pattern=PRINTABLE)
     user: str = Field("", max_length=100, pattern=PRINTABLE, description="who submits it, by the client's own account")
     script: str = Field("", max_length=200, pattern=PRINTABLE, description="name of the client's program")
     program: str = Field(pattern=r"^[0-9a-f]{64}$", description="artifact of the program's JSON")
