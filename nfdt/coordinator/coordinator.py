@@ -127,8 +127,13 @@ class Coordinator(EpochSequence):
     def retire_all(self) -> None:
         """Release all workers between two epochs; :meth:`expect` sets the number of their successors."""
         for member in self._members.all():
+            self.retire(member.name)
+
+    def retire(self, worker: str) -> None:
+        """Release a worker between two epochs."""
+        if (member := self._members.get(worker)) is not None:
             member.released = True
-            self.left(member.name, "others take its place")
+            self.left(worker, "others take its place")
 
     def expect(self, count: int) -> None:
         """Begin the next epoch only when ``count`` workers are ready."""

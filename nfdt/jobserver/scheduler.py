@@ -268,6 +268,8 @@ class Scheduler:
         """
         self._drop_ended()
         order, running = self._order()
+        if not order:
+            self._server.pool.demand = 0
         may_start = True
         for queued in order:
             job = self._jobs[queued.job_id]
@@ -341,24 +343,27 @@ class Scheduler:
         slots.evict_other_sessions()
         topology.start(waiting.shards)
         pool, ring, ranks = self._server.pool, slots.ring, topology.awaited_slots
+        pool.demand = 0
         shards = SlotNeed("shard", waiting.shards, *pool.attending("shard", slots.accepts_shard, ring))
         wanted, ring = (ranks, "") if ranks else (slots.wanted, ring)
         workers = SlotNeed("worker", wanted, *pool.attending("worker", slots.accepts, ring, job.job_id))
         short = [need for need in ((workers,) if ranks else (shards, workers)) if need.attending < need.wanted]
         waiting.short_since = None if not short else waiting.short_since or now
         late = waiting.short_since is not None and now - waiting.short_since >= job.spec.start_timeout_s
-        if not ranks and shards.met and (workers.met or (late and workers.free > 0)):
+        least = topology.least_workers
+        if not ranks and shards.met and (workers.free >= least or (late and workers.free > 0)):
             job.acquire(waiting.shards, workers.wanted)
             positions = (*slots.shards, *slots.workers.values())
             taken = ", ".join(f"{one.slot.name} on {one.slot.hello.host}" for one in positions)
             _log.info("job %s starts with %s", job.job_id, taken or "slots of its own")
-            if not workers.met:
+            if workers.free < least:
                 job.job_log.write(
                     "warning",
                     f"{workers.free} of {workers.wanted} workers are there after {job.spec.start_timeout_s:g} s: "
                     "training begins with them; others may join later.",
                 )
             return True
+        pool.demand = 0 if ranks else max(0, least - workers.free)
         topology.give_up(short, late=late)
         lasting = waiting.short_since is not None and now - waiting.short_since >= PASSED_AFTER_S
         waiting.may_be_passed = lasting and (ranks > 0 or not topology.view.launched) and (shards in short or not late)

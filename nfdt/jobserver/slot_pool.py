@@ -27,10 +27,14 @@ class SlotPool:
 
     Args:
         lives: Function that returns whether the process of a slot may still run, as far as this machine can determine.
+
+    Attributes:
+        demand: Number of workers that the next job of the queue lacks.
     """
 
     def __init__(self, lives: Callable[[pb.SlotHello], bool] = lambda hello: True) -> None:
         self._lives = lives
+        self.demand = 0
         self._changed = threading.Condition()
         self._slots: list[PoolSlot] = []
         self._reserved: dict[str, int] = {}

@@ -142,7 +142,7 @@ class PostPlan:
 def _check(spec: JobSpec) -> None:
     algorithm = spec.algorithm
     check_groups(algorithm, spec.cluster)
-    if spec.cluster.elastic:
+    if spec.cluster.elastic and not spec.algorithm.topology_facts.flat:
         raise UsageError(
             "min_workers, max_workers, host_discovery_script: expected none in the simulator. Received: an elastic "
             "ring. Leave them out, or run the script on real workers."

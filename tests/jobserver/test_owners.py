@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import threading
 
 import pytest
 
@@ -126,6 +127,36 @@ def test_many_jobs_of_one_owner_do_not_hold_up_another_and_its_own_order_is_by_p
     begun = [alice.call("Show", jobs_pb2.JobRef(job_id=hers)).started_at]
     begun += [bob.call("Show", jobs_pb2.JobRef(job_id=job)).started_at for job in order[1:]]
     assert begun == sorted(begun)
+
+
+def test_a_job_gives_up_workers_for_another_owner_at_an_epoch_s_end_and_gets_them_back(start, cluster):
+    start(shards=2, tokens=TOKENS)
+    gates = {epoch: threading.Event() for epoch in range(3)}
+
+    def held(slot, task):
+        assert gates[getattr(task, "pass")].wait(DEADLINE_S)  # the pass of the data is the epoch here
+
+    cluster.add("worker", 2, on_task=held)
+    alice, bob = cluster.client(ALICE), cluster.client(BOB)
+    hers = alice.submit(alice.spec(cluster={"workers": 2, "min_workers": 1}, epochs=3))
+    alice.until(hers, "epoch_begin")
+    his = bob.submit(bob.spec(workers=1, epochs=1))
+    gates[0].set()
+    ended = bob.finish(his)[-1][1]
+    assert ended["state"] == "succeeded", ended
+    assert alice.until(hers, "log")["text"] == "1 workers go to a job that waits, 1 train on."
+    for gate in gates.values():
+        gate.set()
+    events = alice.finish(hers)
+    assert events[-1][1]["state"] == "succeeded"
+    assert not [kind for kind, _ in events if kind == "worker_lost"]
+    assert sum(kind == "worker_joined" for kind, _ in events) >= 2
+
+
+def test_a_job_begins_with_fewer_workers_if_it_may(start, cluster):
+    client = start(shards=1, workers=1)
+    job = client.submit(client.spec(cluster={"workers": 3, "min_workers": 1}, epochs=1))
+    assert client.finish(job)[-1][1]["state"] == "succeeded"
 
 
 def test_the_audit_log_has_who_did_what_and_no_token(job, cluster):

@@ -86,7 +86,6 @@ def test_control_characters_of_a_slot_are_refused(field):
         SlotPool().join(hello(**{field: "\x1b[2J"}))
 
 
-
 @pytest.mark.parametrize("patience_s", [-1.0, float("nan")])
 def test_a_patience_that_is_no_time_is_refused(pool, patience_s):
     with pytest.raises(ProtocolError, match="expected a patience"):

@@ -18,6 +18,7 @@ PATH = r"^[^-]"  # never an option of a launcher
 ANY_WORLD = ReadWith(topology=("ring", "groups"))  # topologies with Horovod
 LATER_WORLDS = ReadWith(plan=("topology",))  # the plan may choose groups while the job trains
 RING = ReadWith(topology=("ring",))
+FREE = ReadWith(topology=("flat",), consistency=("free",))
 ELASTIC = ReadWith(topology=("ring",), elastic=(True,))
 _TUNING = (  # option, environment variable of Horovod, argument of horovodrun
     ("fusion_threshold_mb", "HOROVOD_FUSION_THRESHOLD", "--fusion-threshold-mb"),
@@ -86,8 +87,11 @@ class RingElastic(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    min_workers: Annotated[int | None, RING] = Field(
-        None, ge=1, description="allreduce: ranks may die down to this number; makes the ring elastic"
+    min_workers: Annotated[int | None, RING, FREE] = Field(
+        None,
+        ge=1,
+        description="begin with so many, and give up others for jobs that wait; allreduce: ranks may die down to "
+        "this number, which makes the ring elastic",
     )
     max_workers: Annotated[int | None, RING] = Field(
         None, ge=1, description="allreduce: elastic: ranks may become this many"

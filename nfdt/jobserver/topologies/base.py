@@ -68,6 +68,11 @@ class Topology(ABC):
         """
 
     @property
+    def least_workers(self) -> int:
+        """Number of workers with which the job may begin and go on."""
+        return self.parts.slots.wanted
+
+    @property
     def awaited_slots(self) -> int:
         """Number of worker slots for ranks that the job waits for before its leaders can register; 0 for none."""
         return 0

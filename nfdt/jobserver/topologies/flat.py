@@ -32,8 +32,15 @@ class FlatTopology(Topology):
 
     def __init__(self, parts: JobParts, spec: JobSpec) -> None:
         super().__init__(parts, spec)
-        self._replacement = WorkerReplacement(parts, self.view.slots_wanted(spec), spec.start_timeout_s)
+        wanted = self.view.slots_wanted(spec)
+        least = spec.cluster.min_workers or wanted
+        self._replacement = WorkerReplacement(parts, wanted, spec.start_timeout_s, least=least)
         self._may_form_groups = may_form_groups(parts, self.view, spec)
+
+    @property
+    def least_workers(self) -> int:
+        """Number of workers with which the job may begin, and go on while another one waits for workers."""
+        return self.spec.cluster.min_workers or super().least_workers
 
     def start(self, shards: int) -> None:
         """Make the server's launcher start missing slots."""
@@ -58,12 +65,23 @@ class FlatTopology(Topology):
         return True
 
     def review(self, coordinator: Coordinator, shards: ShardClients, remaining_s: float) -> Topology:
-        """Change to groups if the planner expects a gain; tried once."""
+        """Give up workers for a job that waits; change to groups if the planner expects a gain, tried once."""
+        self.parts.mailbox.handle(lambda: self._give_up_workers(coordinator))
         if not self._may_form_groups:
             return self
         mailbox = self.parts.mailbox
         load = ShardLoad.of(mailbox.call(shards.statistics))
         return mailbox.handle(lambda: self._form_groups(coordinator, load, remaining_s))
+
+    def _give_up_workers(self, coordinator: Coordinator) -> None:
+        living, demand = self.parts.slots.living(), self.parts.server.pool.demand
+        spare = max(0, min(demand, len(living) - self.least_workers))
+        for job_slot in living[len(living) - spare :]:
+            coordinator.retire(job_slot.name)
+            self.parts.slots.release(job_slot)
+        if spare:
+            text = f"{spare} workers go to a job that waits, {len(living) - spare} train on."
+            self.parts.job_log.write("info", text)
 
     def _form_groups(self, coordinator: Coordinator, load: ShardLoad, remaining_s: float) -> Topology:
         machines = {slot.name: "/".join(machine_of(slot.slot.hello)) for slot in self.parts.slots.living()}

@@ -75,17 +75,19 @@ class WorkerReplacement:
         parts: Parts of the job.
         wanted: Number of workers.
         patience_s: Time without workers after which the job fails though others may still register.
+        least: Number of workers while another job waits for workers; default: ``wanted``.
     """
 
-    def __init__(self, parts: JobParts, wanted: int, patience_s: float = ALONE_S) -> None:
+    def __init__(self, parts: JobParts, wanted: int, patience_s: float = ALONE_S, *, least: int | None = None) -> None:
         self._server, self._slots, self._job_log = parts.server, parts.slots, parts.job_log
         self._wanted, self._patience_s = wanted, patience_s
+        self._least = wanted if least is None else least
         self._alone_since: float | None = None
         self._reported_launch_failure = False
 
     def replace_lost(self, coordinator: Coordinator, now: float) -> None:
         """Admit free slots; fail the job when it has been without workers for too long."""
-        missing = self._wanted - len(self._slots.living())
+        missing = (self._least if self._server.pool.demand else self._wanted) - len(self._slots.living())
         launch_failure = ""
         if missing > 0:
             self._slots.admit(self._slots.acquire_workers(missing), coordinator)
