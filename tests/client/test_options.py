@@ -204,7 +204,7 @@ def test_without_horovod_the_error_names_its_installation(monkeypatch, algorithm
         ({"algorithm": "allreduce", "update_rule": "ddc"}, "Received: topology='ring'"),
         ({"algorithm": "allreduce", "warmup_epochs": 3}, "scale_lr='linear' or 'sqrt'"),
         ({"algorithm": "allreduce", "commit_steps": 5}, "elastic=True"),
-        ({"min_workers": 1}, "algorithm='allreduce'"),
+        ({"max_workers": 1}, "algorithm='allreduce'"),
         ({"timeline": "trace.json"}, "algorithm='allreduce'"),
     ],
 )
@@ -215,12 +215,12 @@ def test_an_argument_without_effect_is_refused(tmp_path, arguments, needle):
 
 def test_an_option_without_effect_of_environment_or_file_is_ignored_with_a_warning(tmp_path, caplog):
     (tmp_path / "nfdt.toml").write_text("softsync_n = 4\n")
-    options = layered({}, {"NFDT_STALENESS_BOUND": "7", "NFDT_MIN_WORKERS": "1"}, tmp_path)
+    options = layered({}, {"NFDT_STALENESS_BOUND": "7", "NFDT_MAX_WORKERS": "9"}, tmp_path)
     assert (options.algorithm.staleness_bound, options.algorithm.softsync_n) == (3, 1)
     assert not options.cluster.elastic
     warnings = [record.getMessage() for record in caplog.records]
     assert [w.partition(" has no effect here and is ignored")[0] for w in warnings] == [
-        "min_workers='1' (environment NFDT_MIN_WORKERS)",
+        "max_workers='9' (environment NFDT_MAX_WORKERS)",
         f"softsync_n=4 ({tmp_path / 'nfdt.toml'})",
         "staleness_bound='7' (environment NFDT_STALENESS_BOUND)",
     ]

@@ -25,7 +25,7 @@ class Lonely:
             may_join=may_join,
             last_death=None,
         )
-        pool = SimpleNamespace(attending=lambda role, accepts: (0, 0))
+        pool = SimpleNamespace(demand=0, attending=lambda role, accepts: (0, 0))
         launcher = SimpleNamespace(failure=failure)
         server = SimpleNamespace(pool=pool, launcher=launcher, launches_workers=bool(failure))
         log = SimpleNamespace(write=lambda level, message: None)
