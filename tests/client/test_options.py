@@ -204,7 +204,7 @@ def test_without_horovod_the_error_names_its_installation(monkeypatch, algorithm
         ({"algorithm": "allreduce", "update_rule": "ddc"}, "Received: topology='ring'"),
         ({"algorithm": "allreduce", "warmup_epochs": 3}, "scale_lr='linear' or 'sqrt'"),
         ({"algorithm": "allreduce", "commit_steps": 5}, "elastic=True"),
-        ({"max_workers": 1}, "algorithm='allreduce'"),
+        ({"max_workers": 9}, "algorithm='allreduce'"),
         ({"timeline": "trace.json"}, "algorithm='allreduce'"),
     ],
 )
