@@ -8,9 +8,10 @@ if TYPE_CHECKING:
     from nfdt_client.decorator import distribute, session, submit
     from nfdt_client.handle import JobHandle, attach
     from nfdt_client.local_cluster import LocalCluster
+    from nfdt_client.tables import Embedding
 
 __version__ = "0.1.0"
-__all__ = ["JobHandle", "LocalCluster", "attach", "distribute", "errors", "session", "submit"]
+__all__ = ["Embedding", "JobHandle", "LocalCluster", "attach", "distribute", "errors", "session", "submit"]
 
 _HOMES = {
     "distribute": "nfdt_client.decorator",
@@ -19,6 +20,7 @@ _HOMES = {
     "attach": "nfdt_client.handle",
     "JobHandle": "nfdt_client.handle",
     "LocalCluster": "nfdt_client.local_cluster",
+    "Embedding": "nfdt_client.tables",
 }
 
 

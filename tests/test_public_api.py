@@ -10,7 +10,7 @@ import pytest
 import nfdt
 from nfdt.core import errors
 
-PUBLIC = ["JobHandle", "LocalCluster", "attach", "distribute", "errors", "session", "submit"]
+PUBLIC = ["Embedding", "JobHandle", "LocalCluster", "attach", "distribute", "errors", "session", "submit"]
 
 
 def test_the_public_names_are_these():
