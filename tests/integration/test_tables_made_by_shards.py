@@ -1,0 +1,123 @@
+"""Tables that shards make: trained as in one process, with no memory for them in the script, from fit to fit."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.processes
+
+MODEL = """
+import json
+import resource
+import keras
+import nfdt
+import numpy as np
+
+keras.utils.set_random_seed(1)
+rng = np.random.default_rng(2)
+
+def data(rows):
+    x = rng.integers(0, rows, (800, 4)).astype("int32")
+    return x, (x.sum(1) % 2).astype("float32")
+
+def build(rows, here=False, optimizer=None):
+    keras.utils.set_random_seed(3)
+    layer = nfdt.Embedding(rows, 16, name="items")
+    if here:
+        layer.make_rows()
+    model = keras.Sequential([keras.Input((4,), dtype="int32"), layer, keras.layers.Flatten(), keras.layers.Dense(1)])
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    model.compile(optimizer or keras.optimizers.SGD(0.5), loss, metrics=["accuracy"])
+    return model
+
+def fit(model, x, y):
+    return model.fit(x, y, batch_size=40, epochs=2, shuffle=False, verbose=0, validation_data=(x[:40], y[:40])).history
+
+def run(model, x, y):
+    found = [fit(model, x, y), model.evaluate(x, y, verbose=0), model.predict(x, verbose=0).tolist(), fit(model, x, y)]
+    return [*found, model.layers[-1].kernel.numpy().tolist()]
+
+def peak_mb():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+"""
+
+TRAINED = (
+    MODEL
+    + """
+found = {}
+x, y = data(20_000)
+for name, optimizer in (("sgd", keras.optimizers.SGD), ("adagrad", keras.optimizers.Adagrad)):
+    here, there = build(20_000, True, optimizer(0.5)), build(20_000, optimizer=optimizer(0.5))
+    wanted = run(here, x, y)
+    with nfdt.session(workers=1, shards=2, algorithm="asgd"):
+        found[name] = [wanted, run(there, x, y)]
+
+def error_of(call):
+    try:
+        call()
+    except nfdt.errors.UsageError as error:
+        return str(error)
+
+with nfdt.session(workers=1):
+    found["other server"] = error_of(lambda: fit(there, x, y))
+    there.stop_training = True
+    model = build(20_000, optimizer=keras.optimizers.Adam())
+    found["adam"] = error_of(lambda: fit(model, x, y))
+    stopping = keras.callbacks.EarlyStopping("loss", restore_best_weights=True)
+    found["callback"] = error_of(lambda: build(20_000).fit(x, y, callbacks=[stopping], verbose=0))
+    found["generator"] = error_of(lambda: there.evaluate(zip([x], [y]), verbose=0))
+print(json.dumps(found))
+"""
+)
+
+LARGE = (
+    MODEL
+    + """
+ROWS = 8_000_000  # 512 MB
+x, y = data(ROWS)
+model, before = build(ROWS), peak_mb()
+with nfdt.session(workers=2, shards=2):
+    history, loss = fit(model, x, y), model.evaluate(x, y, verbose=0)[0]
+print(json.dumps({"history": history, "loss": loss, "grown": peak_mb() - before, "mb": model.count_params() / 2**18}))
+"""
+)
+
+
+@pytest.mark.feature("Embeddings larger than the script's memory", area="Models")
+def test_a_script_trains_as_with_tables_of_its_own(run_script):
+    done = run_script(TRAINED)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    for name in ("sgd", "adagrad"):
+        first, _, _, second, _ = found[name][0]
+        assert second["loss"][-1] < first["loss"][0]
+    assert_same(*found["sgd"], rel=1e-6)
+    assert_same(*found["adagrad"], rel=1e-4)
+    wanted, received = found["sgd"]
+    assert received[0]["loss"] == wanted[0]["loss"]  # bit for bit
+    np.testing.assert_allclose(received[2], wanted[2], rtol=1e-5, atol=1e-6)
+    assert received[4] == wanted[4]
+    assert "nfdt.load_tables" in found["other server"]
+    assert "Adagrad" in found["adam"]
+    assert "restore_best_weights" in found["callback"]
+    assert "data are not arrays" in found["generator"]
+
+
+def assert_same(one, other, rel):
+    assert one[1] == pytest.approx(other[1], rel=rel)
+    for mine, theirs in zip((one[0], one[3]), (other[0], other[3]), strict=True):
+        for name, values in mine.items():
+            assert theirs[name] == pytest.approx(values, rel=rel), name
+
+
+def test_a_table_larger_than_what_the_script_allocates(run_script):
+    done = run_script(LARGE)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    assert found["mb"] > 480
+    assert found["grown"] < 200
+    assert found["history"]["loss"][1] < found["history"]["loss"][0]
+    assert found["loss"] == pytest.approx(found["history"]["val_loss"][1], rel=0.1)
