@@ -10,6 +10,7 @@ from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.sharding import held_by_workers
 from nfdt.core.specs.job import JobSpec
 from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.state import load_state
 from nfdt.planning.memory import JobMemory, ModelBytes, estimate, stored_bytes
 
 LEAST_SHARDS = 8
@@ -103,8 +104,12 @@ def gigabytes(size: float) -> str:
 
 def model_bytes(spec: JobSpec, manifest: Manifest, artifacts: ArtifactStore) -> ModelBytes:
     """Return the size of a job's model, whose initial state is stored."""
-    size, held = manifest.layout.size, held_by_workers(manifest, spec.algorithm, spec.cluster.shards).size
-    return ModelBytes(4 * size, artifacts.path(manifest.state).stat().st_size, 4 * (size - held))
+    layout, owners, state = manifest.layout, list(manifest.optimizer_owners or ()), artifacts.path(manifest.state)
+    size, held = layout.size, held_by_workers(manifest, spec.algorithm, spec.cluster.shards).size
+    vectors = {index: 4 * layout.slots[index].size for index in manifest.made}
+    made = sum(vector * (1 + owners.count(index)) for index, vector in vectors.items())
+    lacking = made if made and load_state(state).weights.size != size else 0
+    return ModelBytes(4 * size, state.stat().st_size + lacking, 4 * (size - held), sum(vectors.values()), made)
 
 
 def check_capacity(spec: JobSpec, view: TopologyView, model: ModelBytes, here: Capacity) -> None:

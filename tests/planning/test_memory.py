@@ -48,6 +48,16 @@ def test_shards_divide_all_that_is_not_the_process_itself():
     assert half.worker.steady - whole.worker.steady == pytest.approx(1.8 * VECTOR), "a worker joins their weights"
 
 
+def test_tables_that_shards_make_are_in_no_script_and_are_lent_by_shards_without_a_copy():
+    table = 10 * VECTOR
+    made = ModelBytes(VECTOR + table, VECTOR + 2 * table, table, table, 2 * table)
+    for shards in (1, 2):
+        with_table, alone = memory(made, shards=shards), memory(SGD, shards=shards)
+        assert (with_table.client, with_table.worker) == (alone.client, alone.worker)
+        assert with_table.shard.steady - alone.shard.steady == 2 * table / shards
+        assert with_table.shard.peak - alone.shard.peak == 2 * table / shards
+
+
 def test_shared_memory_counts_half_on_either_side_and_a_stream_has_a_buffer_on_the_shard():
     shared, stream = memory(), memory(shared=False)
     assert shared.worker == stream.worker
