@@ -58,9 +58,8 @@ def check_fit(manifest: Manifest, listeners: Any, *, validates_here: bool) -> No
 def remember(model: Any, manifest: Manifest, server: str, state: str) -> None:
     """Record where a server keeps the tables of a model: in the state, an artifact, that its last fit has made."""
     owners = manifest.optimizer_owners or ()
+    trained_by = (lambda: None) if model.optimizer is None else weakref.ref(inner_optimizer(model))
     for index in manifest.made:
         slots = tuple(slot for slot, owner in enumerate(owners) if owner == index)
         start = manifest.layout.slots[index].start
-        stored_rows[layer_of(model, index)] = StoredRows(
-            server, state, start, slots, weakref.ref(inner_optimizer(model))
-        )
+        stored_rows[layer_of(model, index)] = StoredRows(server, state, start, slots, trained_by)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -32,14 +32,14 @@ class StoredRows:
         state: Artifact of the state.
         start: First element of the table in the weights of the state.
         slots: Variables of the optimizer that belong to the table, by their index in the state.
-        optimizer: The optimizer whose variables these are; None once it no longer exists.
+        optimizer: Returns the optimizer whose variables these are; None once it no longer exists.
     """
 
     server: str
     state: str
     start: int
     slots: Sequence[int]
-    optimizer: weakref.ref[Any]
+    optimizer: Callable[[], Any]
 
 
 stored_rows: weakref.WeakKeyDictionary[Any, StoredRows] = weakref.WeakKeyDictionary()
