@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -16,7 +17,7 @@ from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.optimizer import inner_optimizer
 from nfdt_client import callbacks
 
-__all__ = ["Embedding", "check_fit", "has_tables", "remember"]
+__all__ = ["Embedding", "check_fit", "has_tables", "optimizer_of", "remember"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,11 +56,15 @@ def check_fit(manifest: Manifest, listeners: Any, *, validates_here: bool) -> No
             logger.warning("%s sees the model without the tables of nfdt.Embedding, and stores it so.", name)
 
 
+def optimizer_of(model: Any) -> Callable[[], Any]:
+    """Return a function that returns the optimizer of a model as long as it exists; None if there is none."""
+    return (lambda: None) if model.optimizer is None else weakref.ref(inner_optimizer(model))
+
+
 def remember(model: Any, manifest: Manifest, server: str, state: str) -> None:
     """Record where a server keeps the tables of a model: in the state, an artifact, that its last fit has made."""
     owners = manifest.optimizer_owners or ()
-    trained_by = (lambda: None) if model.optimizer is None else weakref.ref(inner_optimizer(model))
     for index in manifest.made:
         slots = tuple(slot for slot, owner in enumerate(owners) if owner == index)
         start = manifest.layout.slots[index].start
-        stored_rows[layer_of(model, index)] = StoredRows(server, state, start, slots, trained_by)
+        stored_rows[layer_of(model, index)] = StoredRows(server, state, start, slots, optimizer_of(model))

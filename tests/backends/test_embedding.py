@@ -168,3 +168,12 @@ def test_a_saved_model_has_the_layer_without_its_table(tmp_path):
     found = keras.models.load_model(tmp_path / "model.keras", compile=False)
     assert found.get_layer("items").get_config() == made.get_layer("items").get_config()
     assert has_no_rows(found.get_layer("items").embeddings)
+    layers = [Embedding(ROWS, WIDTH), Embedding(ROWS, WIDTH), Embedding(ROWS, WIDTH)]
+    for layer in layers[:2]:
+        layer.make_rows()
+    held, other, rowless = (keras.Sequential([keras.Input((3,), dtype="int32"), layer]) for layer in layers)
+    held.save_weights(tmp_path / "held.weights.h5")
+    other.load_weights(tmp_path / "held.weights.h5")
+    np.testing.assert_array_equal(other(X), held(X))
+    with pytest.raises(ValueError, match=r"make_rows\(\) of the layer before loading"):
+        rowless.load_weights(tmp_path / "held.weights.h5")

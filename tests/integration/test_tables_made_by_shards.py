@@ -79,6 +79,37 @@ print(json.dumps(found))
 """
 )
 
+SAVED = (
+    MODEL
+    + """
+import sys
+folder = sys.argv[1]
+x, y = data(20_000)
+model, losses = build(20_000, optimizer=keras.optimizers.Adagrad(0.5)), []
+with nfdt.session(workers=1, shards=2, algorithm="asgd"):
+    fit(model, x, y)
+    nfdt.save_tables(model, folder + "/tables", file_mb=0.5)
+    model.save(folder + "/model.keras")
+    losses.append(model.evaluate(x, y, verbose=0)[0])
+    losses.append(fit(model, x, y)["loss"])
+again = build(20_000, optimizer=keras.optimizers.Adagrad(0.5))
+again.load_weights(folder + "/model.keras")
+with nfdt.session(workers=1, shards=3, algorithm="asgd"):
+    nfdt.load_tables(again, folder + "/tables")
+    nfdt.save_tables(again, folder + "/again", file_mb=0.5)
+    losses.append(again.evaluate(x, y, verbose=0)[0])
+    losses.append(fit(again, x, y)["loss"])
+here = build(20_000, here=True)
+here.load_weights(folder + "/model.keras")
+nfdt.load_tables(here, folder + "/tables")
+losses.append(here.evaluate(x, y, verbose=0)[0])
+try:
+    nfdt.save_tables(again, folder + "/late")
+except nfdt.errors.UsageError as error:
+    print(json.dumps([losses, str(error)]))
+"""
+)
+
 LARGE = (
     MODEL
     + """
@@ -110,6 +141,24 @@ def test_a_script_trains_as_with_tables_of_its_own(run_script):
     assert "Adagrad" in found["adam"]
     assert "restore_best_weights" in found["callback"]
     assert "data are not arrays" in found["generator"]
+
+
+def test_tables_are_written_to_files_and_read_in_another_session_or_here(run_script, tmp_path):
+    done = run_script(SAVED, str(tmp_path))
+    assert done.returncode == 0, done.stderr[-4000:]
+    (trained, onward, loaded, onward_again, here), error = json.loads(done.stdout.strip().splitlines()[-1])
+    assert loaded == pytest.approx(trained, rel=1e-6)
+    assert here == pytest.approx(trained, rel=1e-5)
+    assert onward_again == pytest.approx(onward, rel=1e-3), "the optimizer of the other layers is a new one"
+    assert "ends with it" in error
+    index = json.loads((tmp_path / "tables" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["tables"] == {"items": [20_000, 16, 2]}
+    files = sorted((tmp_path / "tables").glob("*.safetensors"))
+    assert sorted(set(index["weight_map"].values())) == [file.name for file in files]
+    assert len(files) == 5
+    assert max(file.stat().st_size for file in files) < 0.51 * 2**20
+    for file in files:
+        assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes(), "with the sums of squares"
 
 
 def assert_same(one, other, rel):

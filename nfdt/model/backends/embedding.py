@@ -156,9 +156,19 @@ class Embedding(keras.layers.Embedding):
             super().save_own_variables(store)
 
     def load_own_variables(self, store: Any) -> None:
-        """Load the table, unless it is on the shards."""
-        if not has_no_rows(self._embeddings):
-            super().load_own_variables(store)
+        """Load the table, if the file has it.
+
+        Raises:
+            UsageError: the file has it, but the table is on the shards.
+        """
+        if not len(store.keys()):
+            return
+        if has_no_rows(self._embeddings):
+            raise UsageError(
+                f"Layer {self.name!r}: expected a file without its table, which is on the shards. Received: one with "
+                "it. Call make_rows() of the layer before loading."
+            )
+        super().load_own_variables(store)
 
 
 LOOKUPS = (keras.layers.Embedding, Embedding)

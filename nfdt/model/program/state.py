@@ -24,14 +24,12 @@ import numpy as np
 
 from nfdt.core.arrays.layout import Array, ParameterLayout
 from nfdt.core.arrays.safetensors_io import (
-    PREFIX_BYTES,
     ArrayEntry,
+    ArrayRanges,
     Pieces,
     dump_header,
     dump_parts,
-    header_bytes,
     load_arrays,
-    read_header,
 )
 from nfdt.core.errors import ProtocolError
 
@@ -75,9 +73,8 @@ class StateRanges:
         layout: ParameterLayout,
         made: Collection[int] = (),
     ) -> None:
-        self._read, self._layout = read, layout
-        self._begin = header_bytes(read([(0, PREFIX_BYTES)]))
-        self._entries = read_header(read([(0, self._begin)]))
+        file = ArrayRanges(read)
+        self._read, self._layout, self._begin, self._entries = read, layout, file.begin, file.entries
         if WEIGHTS not in self._entries:
             raise ProtocolError(f"State: expected {WEIGHTS!r}. Received: {sorted(self._entries)[:8]}.")
         self._weights_at = self._begin + self._entries[WEIGHTS].start

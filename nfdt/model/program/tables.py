@@ -85,7 +85,7 @@ def made_tables(model: Any, optimizer_owners: Sequence[int] | None) -> dict[str,
             if (stored := stored_rows.get(layer)) is not None:
                 known = stored.optimizer() is inner_optimizer(model)
                 own = [slot for slot, owner in enumerate(optimizer_owners or ()) if owner == index] if known else []
-                slots = dict(zip(own, stored.slots, strict=True)) if own else {}
+                slots = dict(zip(own, stored.slots, strict=True)) if len(own) == len(stored.slots) else {}
                 table = replace(table, state=stored.state, start=stored.start, slots=slots)
             found[str(index)] = table.to_json()
     return found
