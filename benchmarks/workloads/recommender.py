@@ -45,7 +45,7 @@ class Recommendation:
     samples: int
     batch: int = 512
     epochs: int = 4
-    optimizer: str = "sgd"
+    optimizer: str = "adagrad"
     workers: int = 1
     shards: int = 2
 
@@ -57,6 +57,15 @@ class Recommendation:
     def load(cls, text: str) -> Recommendation:
         """Inverse of :meth:`dump`."""
         return cls(**json.loads(text))
+
+    def needs_mb(self, peer: str) -> float:
+        """Return the memory that the tables take with a peer on one machine, at most, in MB.
+
+        Plain Keras copies a table in each step; where workers hold tables, the script and each shard do as well.
+        """
+        slots = 1.0 if self.optimizer == "adagrad" else 0.0
+        copies = {PLAIN: 3 + slots, ON_WORKERS: 4 + self.workers + 2 * slots, ON_SHARDS: 1 + slots}
+        return self.table_mb * copies.get(peer, 2 + slots)
 
     def rows(self) -> list[int]:
         """Return the number of rows of each table; each has fewer than the one before."""
@@ -73,14 +82,15 @@ class Recommendation:
         return (numbers, *columns), (score > 0).astype(np.float32)
 
 
-def build(keras: Any, training: Recommendation) -> Any:
-    """Return the compiled model, of Keras 3 or tf_keras."""
+def build(keras: Any, training: Recommendation, embedding: Any = None) -> Any:
+    """Return the compiled model, of Keras 3 or tf_keras; ``embedding``: class of its tables, by default Keras' own."""
     layers = keras.layers
+    embedding = embedding or layers.Embedding
     numbers = keras.Input((NUMBERS,))
     columns = [keras.Input((1,), dtype="int32") for _ in range(COLUMNS)]
     dense = layers.Dense(WIDTH, activation="relu")(layers.Dense(64, activation="relu")(numbers))
     embedded = [
-        layers.Embedding(rows, WIDTH, name=f"table_{place}")(column)
+        embedding(rows, WIDTH, name=f"table_{place}")(column)
         for place, (rows, column) in enumerate(zip(training.rows(), columns, strict=True))
     ]
     met = layers.Concatenate(axis=1)([layers.Reshape((1, WIDTH))(dense), *embedded])
@@ -121,15 +131,15 @@ def fit(training: Recommendation) -> Trained:
     return Trained(begins, [peak_mb()])
 
 
-def distribute(training: Recommendation, worker_tables_mb: int) -> Trained:
-    """Train on workers and shards of this machine."""
+def distribute(training: Recommendation, *, on_shards: bool) -> Trained:
+    """Train on workers and shards of this machine; shards make the tables, or the script does and workers hold them."""
     import keras
     import psutil
 
     import nfdt
 
     inputs, labels = training.data()
-    model = build(keras, training)
+    model = build(keras, training, nfdt.Embedding if on_shards else None)
     begins, peaks = list[float](), list[float]()
 
     def look(epoch: int, learning_rate: float) -> float:
@@ -139,7 +149,9 @@ def distribute(training: Recommendation, worker_tables_mb: int) -> Trained:
             peaks.extend(peak_mb(process.pid) for process in processes if process.name().startswith("nfdt worker"))
         return learning_rate
 
-    options = {"workers": training.workers, "shards": training.shards, "worker_tables_mb": worker_tables_mb}
+    options: dict[str, Any] = {"workers": training.workers, "shards": training.shards}
+    if not on_shards:
+        options["worker_tables_mb"] = 10**6
     with nfdt.session(algorithm="ddc-asgd", **options):
         callbacks = [keras.callbacks.LearningRateScheduler(look)]
         model.fit(inputs, labels, batch_size=training.batch, epochs=training.epochs, verbose=0, callbacks=callbacks)
@@ -153,11 +165,10 @@ def main() -> None:
     parser.add_argument("training", type=Recommendation.load)
     parser.add_argument("result", type=Path)
     options = parser.parse_args()
-    everything = 10**6
     if options.peer == PLAIN:
         trained = fit(options.training)
     else:
-        trained = distribute(options.training, 0 if options.peer == ON_SHARDS else everything)
+        trained = distribute(options.training, on_shards=options.peer == ON_SHARDS)
     options.result.write_text(json.dumps(asdict(trained)))
 
 

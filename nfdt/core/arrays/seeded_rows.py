@@ -14,7 +14,7 @@ from nfdt.core.errors import ProtocolError
 Vector = npt.NDArray[np.float32]
 Distribution = Literal["uniform", "normal", "truncated_normal"]
 
-BLOCK_ROWS = 256
+BLOCK_ROWS = 128
 """Rows of a block, which is made as a whole."""
 
 _TRUNCATED_AT = 2.0  # standard deviations, as in Keras
