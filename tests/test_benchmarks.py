@@ -104,7 +104,7 @@ def test_a_recommender_leaves_out_peers_whose_tables_do_not_fit(monkeypatch):
 
     def measure(peer, training, keras2):
         measured.append((peer, training.table_mb))
-        return Trained([0.0, 1.0, 2.0, 3.0], [100.0])
+        return Trained(2.0, [100.0])
 
     monkeypatch.setattr(recommender, "measure", measure)
     monkeypatch.setattr(recommender, "memory", lambda: 24_000.0)

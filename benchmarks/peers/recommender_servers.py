@@ -43,13 +43,13 @@ def coordinate(training: Recommendation, resolver: Any) -> Trained:
     def step(iterator: Any) -> None:
         strategy.run(replica_step, args=next(iterator))
 
-    begins = []
+    began = now()
     for _ in range(training.epochs):
-        begins.append(now())
+        began = now()
         for _ in range(training.samples // training.batch):
             coordinator.schedule(step, args=(iterator,))
         coordinator.join()
-    return Trained(begins, _peaks())
+    return Trained(now() - began, _peaks())
 
 
 def _peaks() -> list[float]:
