@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from nfdt.core.arrays.safetensors_io import Pieces
 from nfdt.core.arrays.seeded_rows import RowBlocks, SeededRows
-from nfdt.core.arrays.table_rows import Rows, Vector
+from nfdt.core.arrays.table_rows import Rows, Vector, sparse_zeros
 from nfdt.core.sharding import OptimizerSlot
 from nfdt.core.sharding.records import RecordTree
 from nfdt.shard.held_state import HeldRows
@@ -46,7 +46,7 @@ class RowLog:
     """
 
     def __init__(self, rows: int, version: int = 0) -> None:
-        self._place = np.zeros(rows, np.int32)  # scratch: 1 + position of a row in the request; untouched, no memory
+        self._place = sparse_zeros(rows, np.int32)  # scratch: 1 + position of a row in the request
         self.clear(version)
 
     def clear(self, version: int) -> None:
@@ -94,10 +94,10 @@ class RowLog:
 
 
 def _zeros_like(x: Any) -> Any:
-    return np.zeros(np.shape(x), np.float32)
+    return sparse_zeros(np.shape(x))
 
 
-# NumPy's functions, but zeros are not written, so that untouched rows use no memory.
+# NumPy's functions, but untouched rows of zeros use no memory.
 _ROW_OPS: Any = SimpleNamespace(**{**vars(np), "zeros_like": _zeros_like})
 
 
@@ -346,8 +346,8 @@ class ShardTable:
 
 
 def _filled(shape: tuple[int, ...], value: float) -> Vector:
-    """Return an array of a value; zeros are not written."""
-    return np.full(shape, value, np.float32) if value else np.zeros(shape, np.float32)
+    """Return an array of a value; untouched zeros use no memory."""
+    return np.full(shape, value, np.float32) if value else sparse_zeros(shape)
 
 
 def _rows(state: RuleState, index: Index) -> RuleState:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +26,22 @@ MIN_TABLE_SIZE = 2**16
 """Elements of the smallest table that is exchanged by rows."""
 
 LONG_RUN = 16
+LEAST_MAPPED_BYTES = 2**22
+
+
+def sparse_zeros(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+    """Return zeros of which only those pages take memory that are written to.
+
+    Large arrays of NumPy have huge pages, so that a row would take 2 MiB.
+    """
+    size = int(np.prod(shape))
+    if size * np.dtype(dtype).itemsize < LEAST_MAPPED_BYTES:
+        return np.zeros(shape, dtype)
+    memory = mmap.mmap(-1, size * np.dtype(dtype).itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, dtype, size).reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -191,7 +209,7 @@ class TableLayout:
 
     def spread(self, others: Vector) -> Vector:
         """Return a new flat vector with these elements outside the tables; the tables are zeros, without memory yet."""
-        flat, taken = np.zeros(self.size, np.float32), 0
+        flat, taken = sparse_zeros(self.size), 0
         for start, stop in self._between():
             flat[start:stop] = others[taken : taken + stop - start]
             taken += stop - start
