@@ -35,6 +35,7 @@ class Capacity:
         launches_ranks: Whether this machine starts the ranks of the job, beside its slots.
         client: Whether only processes of this machine reach the server, so that scripts run here too.
         disk_bytes: Room for artifacts; None: unknown.
+        checkpoints: Whether the server stores the state at the end of each epoch.
     """
 
     cores: int
@@ -45,6 +46,7 @@ class Capacity:
     launches_ranks: bool = True
     client: bool = False
     disk_bytes: int | None = None
+    checkpoints: bool = True
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,8 @@ def check_capacity(spec: JobSpec, view: TopologyView, model: ModelBytes, here: C
             f"{gigabytes(model.weights)} with a state of {gigabytes(model.state)}: at most {need}. Expected: at most "
             f"{gigabytes(here.memory_bytes)}, which the machine has. {REMEDY}"
         )
-    _check_disk(stored_bytes(model, spec.algorithm, spec.cluster.workers), model, here)
+    workers, checkpoints = spec.cluster.workers, here.checkpoints
+    _check_disk(stored_bytes(model, spec.algorithm, workers, checkpoints=checkpoints), model, here)
 
 
 def _check_disk(needed: int, model: ModelBytes, here: Capacity) -> None:

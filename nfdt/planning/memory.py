@@ -200,20 +200,23 @@ def by_machine(
 
 def snapshot_bytes(model: ModelBytes, algorithm: AlgorithmSpec, workers: int) -> float:
     """Return the size of a snapshot of the shards: the state, and the records of the update rule."""
-    facts = RULE_FACTS[algorithm.update_rule]
+    facts, sent = RULE_FACTS[algorithm.update_rule], model.sent
     records = (facts.state + facts.worker_state * workers) * model.weights
     if facts.reserve:
-        records += max(model.state - model.weights, model.weights)
+        records += max(sent.state - sent.weights, sent.weights)
+    if facts.reserve and model.made_state == model.made_weights:  # rows with an optimizer that has variables have none
+        records += model.made_weights
     return model.state + records
 
 
-def stored_bytes(model: ModelBytes, algorithm: AlgorithmSpec, workers: int) -> int:
+def stored_bytes(model: ModelBytes, algorithm: AlgorithmSpec, workers: int, *, checkpoints: bool = True) -> int:
     """Return the most bytes that the states of a job take on the server's disk, besides the initial one.
 
     They are two states of ends of epochs and, where workers are independent, two snapshots: the newest and the next.
+    Without ``checkpoints`` the only state of an end is the result, at whose time there is one snapshot.
     """
     snapshot = snapshot_bytes(model, algorithm, workers) if algorithm.topology_facts.flat else 0.0
-    return round(2 * snapshot + 2 * model.state)
+    return round(2 * snapshot + 2 * model.state if checkpoints else snapshot + max(snapshot, model.state))
 
 
 def _kept(part: ModelBytes, algorithm: AlgorithmSpec, workers: int) -> float:

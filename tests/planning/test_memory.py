@@ -86,3 +86,8 @@ def test_a_snapshot_holds_the_state_and_that_of_the_rule():
     assert snapshot_bytes(ADAM, resolve_algorithm("dc-asgd-a"), 2) == pytest.approx((3 + 2) * VECTOR)
     assert stored_bytes(ADAM, by_default, 2) == pytest.approx(2 * (3 + 2 + 3 / 16 + 3) * VECTOR)
     assert stored_bytes(ADAM, resolve_algorithm("allreduce"), 2) == 6 * VECTOR
+    assert stored_bytes(ADAM, resolve_algorithm("allreduce"), 2, checkpoints=False) == 3 * VECTOR
+    assert stored_bytes(ADAM, by_default, 2, checkpoints=False) == pytest.approx(2 * (3 + 2 + 3 / 16) * VECTOR)
+    adagrad, sgd = (ModelBytes(VECTOR, slots * VECTOR, VECTOR, VECTOR, slots * VECTOR) for slots in (2, 1))
+    assert snapshot_bytes(adagrad, by_default, 1) == pytest.approx((2 + 3 / 16) * VECTOR)
+    assert snapshot_bytes(sgd, by_default, 1) == pytest.approx((1 + 1 + 3 / 16) * VECTOR)
