@@ -8,9 +8,22 @@ if TYPE_CHECKING:
     from nfdt_client.decorator import distribute, session, submit
     from nfdt_client.handle import JobHandle, attach
     from nfdt_client.local_cluster import LocalCluster
+    from nfdt_client.table_files import load_tables, save_tables
+    from nfdt_client.tables import Embedding
 
 __version__ = "0.1.0"
-__all__ = ["JobHandle", "LocalCluster", "attach", "distribute", "errors", "session", "submit"]
+__all__ = [
+    "Embedding",
+    "JobHandle",
+    "LocalCluster",
+    "attach",
+    "distribute",
+    "errors",
+    "load_tables",
+    "save_tables",
+    "session",
+    "submit",
+]
 
 _HOMES = {
     "distribute": "nfdt_client.decorator",
@@ -19,6 +32,9 @@ _HOMES = {
     "attach": "nfdt_client.handle",
     "JobHandle": "nfdt_client.handle",
     "LocalCluster": "nfdt_client.local_cluster",
+    "Embedding": "nfdt_client.tables",
+    "load_tables": "nfdt_client.table_files",
+    "save_tables": "nfdt_client.table_files",
 }
 
 

@@ -41,7 +41,7 @@ from benchmarks.workloads.emulated import Training
 from benchmarks.workloads.epochs import Work, measured
 from benchmarks.workloads.images import read_images, training_images
 from benchmarks.workloads.models import build
-from benchmarks.workloads.recommender import ON_SHARDS, ON_WORKERS, PLAIN, Recommendation
+from benchmarks.workloads.recommender import ON_SHARDS, ON_WORKERS, PLAIN, Recommendation, Trained
 from benchmarks.workloads.timed_epochs import EpochTimer, Goal, seconds_to, throughput
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.specs.presets import PRESETS
@@ -96,7 +96,24 @@ def test_a_recommender_is_trained_with_tables_here_and_there(tmp_path):
     assert peers_of(got) >= {PLAIN, ON_WORKERS, ON_SHARDS}
     assert {row["unit"] for row in got["rows"]} == {"samples/s", "MB of a worker at its peak"}
     assert all(row["value"] > 0 for row in got["rows"])
-    assert got["ratios"]["memory shards/workers"] < 1
+    assert got["ratios"]["memory shards/workers@4 MB, 2 shards"] < 1
+
+
+def test_a_recommender_leaves_out_peers_whose_tables_do_not_fit(monkeypatch):
+    measured = []
+
+    def measure(peer, training, keras2):
+        measured.append((peer, training.table_mb))
+        return Trained(2.0, [100.0])
+
+    monkeypatch.setattr(recommender, "measure", measure)
+    monkeypatch.setattr(recommender, "memory", lambda: 24_000.0)
+    report = Report("recommender", [1])
+    for table_mb in (1024, 10_240):
+        recommender.run(report, Recommendation(table_mb, samples=1000), 1, KERAS2)
+    assert measured[:3] == [(PLAIN, 1024), (ON_WORKERS, 1024), (ON_SHARDS, 1024)]
+    assert [peer for peer, table_mb in measured if table_mb > 1024] == [ON_SHARDS]
+    assert any("10240 MB of tables, adagrad, 1 workers, 2 shards: plain fit is left out" in n for n in report.notes)
 
 
 @pytest.mark.long

@@ -10,7 +10,8 @@ import pytest
 import nfdt
 from nfdt.core import errors
 
-PUBLIC = ["JobHandle", "LocalCluster", "attach", "distribute", "errors", "session", "submit"]
+PUBLIC = ["Embedding", "JobHandle", "LocalCluster", "attach", "distribute", "errors"]
+PUBLIC += ["load_tables", "save_tables", "session", "submit"]
 
 
 def test_the_public_names_are_these():

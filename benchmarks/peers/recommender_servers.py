@@ -11,7 +11,6 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import psutil
 import tensorflow as tf
 import tf_keras
 
@@ -44,21 +43,26 @@ def coordinate(training: Recommendation, resolver: Any) -> Trained:
     def step(iterator: Any) -> None:
         strategy.run(replica_step, args=next(iterator))
 
-    begins = []
+    began = now()
     for _ in range(training.epochs):
-        begins.append(now())
+        began = now()
         for _ in range(training.samples // training.batch):
             coordinator.schedule(step, args=(iterator,))
         coordinator.join()
-    return Trained(begins, _peaks())
+    return Trained(now() - began, _peaks())
 
 
 def _peaks() -> list[float]:
     """Return the peak memory of the workers, which the same process has started."""
-    launcher = psutil.Process().parent()
-    processes = [] if launcher is None else launcher.children()
-    configs = {process.pid: process.environ().get("TF_CONFIG", "") for process in processes}
-    return [peak_mb(pid) for pid, text in configs.items() if text and json.loads(text)["task"]["type"] == "worker"]
+    launcher = os.getppid()  # its main thread has started them
+    processes = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    roles = {pid: _variables(pid).get("TF_CONFIG", "") for pid in processes}
+    return [peak_mb(pid) for pid, text in roles.items() if text and json.loads(text)["task"]["type"] == "worker"]
+
+
+def _variables(pid: str) -> dict[str, str]:
+    text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
 
 
 def main() -> None:

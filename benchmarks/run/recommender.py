@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import sys
 import tempfile
 from pathlib import Path
+
+import psutil
 
 from benchmarks.peers.keras2 import python_of_keras2
 from benchmarks.peers.processes import PeerFailed, run_together, tensorflow_cluster
@@ -41,15 +44,20 @@ def measure(peer: str, training: Recommendation, keras2: Path | None) -> Trained
 
 
 def run(report: Report, training: Recommendation, runs: int, keras2: Path | None) -> None:
-    """Measure all peers by turns; one that fails, as for lack of memory, is a note."""
+    """Measure all peers by turns; one that fails, or whose tables do not fit into the memory, is a note."""
     case = f"{training.table_mb:g} MB of tables, {training.optimizer}, {training.workers} workers"
-    peers = [PLAIN, ON_WORKERS, ON_SHARDS, *([PARAMETER_SERVER] if keras2 else [])]
+    case += f", {training.shards} shards"
+    peers, memory_mb = [PLAIN, ON_WORKERS, ON_SHARDS, *([PARAMETER_SERVER] if keras2 else [])], memory()
+    for peer in [peer for peer in peers if training.needs_mb(peer) > memory_mb]:
+        peers.remove(peer)
+        need = f"{training.needs_mb(peer):,.0f} MB, and the machine has {memory_mb:,.0f}"
+        report.notes.append(f"{case}: {peer} is left out, as its tables may take {need}")
     for _ in range(runs):
         for peer in peers:
             try:
                 found = measure(peer, training, keras2)
             except PeerFailed as error:
-                report.notes.append(f"{peer} failed: {str(error).splitlines()[-1]}")
+                report.notes.append(f"{case}: {peer} failed: {str(error).splitlines()[-1]}")
                 continue
             report.add(case, peer, "samples/s", found.samples_per_s(training))
             report.add(case, peer, "MB of a worker at its peak", max(found.worker_mb))
@@ -57,29 +65,32 @@ def run(report: Report, training: Recommendation, runs: int, keras2: Path | None
         ours = report.runs(case, ON_SHARDS, unit)
         for other, peer in (("workers", ON_WORKERS), ("plain", PLAIN), ("servers", PARAMETER_SERVER)):
             if pairs := list(zip(ours, report.runs(case, peer, unit), strict=False)):
-                report.ratios[f"{name} shards/{other}"] = statistics.median(mine / theirs for mine, theirs in pairs)
+                ratio = statistics.median(mine / theirs for mine, theirs in pairs)
+                report.ratios[f"{name} shards/{other}@{training.table_mb:g} MB, {training.shards} shards"] = ratio
+
+
+def memory() -> float:
+    """Return the memory of this machine, in MB."""
+    return float(psutil.virtual_memory().total / 2**20)
 
 
 def main() -> None:
     parser = arguments(__doc__ or "")
-    parser.add_argument("--mb", type=float, help="size of all tables, in MB (default: 1024; quick: 64)")
-    parser.add_argument("--optimizer", choices=("sgd", "adagrad"), default="sgd")
+    parser.add_argument("--mb", type=float, nargs="+", help="sizes of all tables, in MB (default: 1024; quick: 64)")
+    parser.add_argument("--samples", type=int, help="samples per epoch (default: 65536; quick: 16384)")
+    parser.add_argument("--runs", type=int, help="trainings of each peer (default: 3; quick: 1)")
+    parser.add_argument("--optimizer", choices=("sgd", "adagrad"), default="adagrad")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--shards", type=int, default=2)
+    parser.add_argument("--shards", type=int, nargs="+", default=[2], help="numbers of shards, or of servers")
     options = parser.parse_args()
     table_mb, samples, runs = (64.0, 16_384, 1) if options.quick else (1024.0, 65_536, 3)
-    training = Recommendation(
-        options.mb or table_mb,
-        samples,
-        optimizer=options.optimizer,
-        workers=options.workers,
-        shards=options.shards,
-    )
     report = Report("recommender", [SEED])
     keras2 = python_of_keras2(install=False)
     if keras2 is None:
         report.notes.append(f"{PARAMETER_SERVER}: left out; scripts/bench hfdt makes its environment")
-    run(report, training, runs, keras2)
+    for size, shards in itertools.product(options.mb or [table_mb], options.shards):
+        shape = {"optimizer": options.optimizer, "workers": options.workers, "shards": shards}
+        run(report, Recommendation(size, options.samples or samples, **shape), options.runs or runs, keras2)
     report.finish(options.json)
 
 

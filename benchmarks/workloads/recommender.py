@@ -35,7 +35,7 @@ class Recommendation:
         table_mb: Size of all tables together.
         samples: Number of samples per epoch.
         batch: Samples per step of a worker.
-        epochs: Number of epochs; the first one, which traces, is not measured, nor is the last one.
+        epochs: Number of epochs, of which the last one is measured.
         optimizer: ``sgd`` or ``adagrad``.
         workers: Number of workers.
         shards: Number of shards, or parameter servers.
@@ -44,8 +44,8 @@ class Recommendation:
     table_mb: float
     samples: int
     batch: int = 512
-    epochs: int = 4
-    optimizer: str = "sgd"
+    epochs: int = 3
+    optimizer: str = "adagrad"
     workers: int = 1
     shards: int = 2
 
@@ -57,6 +57,15 @@ class Recommendation:
     def load(cls, text: str) -> Recommendation:
         """Inverse of :meth:`dump`."""
         return cls(**json.loads(text))
+
+    def needs_mb(self, peer: str) -> float:
+        """Return the memory that the tables take with a peer on one machine, at most, in MB.
+
+        Plain Keras copies a table in each step; where workers hold tables, the script and each shard do as well.
+        """
+        slots = 1.0 if self.optimizer == "adagrad" else 0.0
+        copies = {PLAIN: 3 + slots, ON_WORKERS: 4 + self.workers + 2 * slots, ON_SHARDS: 1 + slots}
+        return self.table_mb * copies.get(peer, 2 + slots)
 
     def rows(self) -> list[int]:
         """Return the number of rows of each table; each has fewer than the one before."""
@@ -73,14 +82,15 @@ class Recommendation:
         return (numbers, *columns), (score > 0).astype(np.float32)
 
 
-def build(keras: Any, training: Recommendation) -> Any:
-    """Return the compiled model, of Keras 3 or tf_keras."""
+def build(keras: Any, training: Recommendation, embedding: Any = None) -> Any:
+    """Return the compiled model, of Keras 3 or tf_keras; ``embedding``: class of its tables, by default Keras' own."""
     layers = keras.layers
+    embedding = embedding or layers.Embedding
     numbers = keras.Input((NUMBERS,))
     columns = [keras.Input((1,), dtype="int32") for _ in range(COLUMNS)]
     dense = layers.Dense(WIDTH, activation="relu")(layers.Dense(64, activation="relu")(numbers))
     embedded = [
-        layers.Embedding(rows, WIDTH, name=f"table_{place}")(column)
+        embedding(rows, WIDTH, name=f"table_{place}")(column)
         for place, (rows, column) in enumerate(zip(training.rows(), columns, strict=True))
     ]
     met = layers.Concatenate(axis=1)([layers.Reshape((1, WIDTH))(dense), *embedded])
@@ -100,14 +110,14 @@ def peak_mb(pid: int | str = "self") -> float:
 
 @dataclass(frozen=True)
 class Trained:
-    """Result of one training: start times of its epochs, and the peak memory of each worker in MB."""
+    """Result of one training: seconds of its last epoch, and the peak memory of each worker in MB."""
 
-    begins: Sequence[float]
+    seconds: float
     worker_mb: Sequence[float]
 
     def samples_per_s(self, training: Recommendation) -> float:
-        """Return the speed between the first and the last epoch."""
-        return training.samples * (len(self.begins) - 2) / (self.begins[-1] - self.begins[1])
+        """Return the speed of the last epoch."""
+        return training.samples / self.seconds
 
 
 def fit(training: Recommendation) -> Trained:
@@ -118,32 +128,40 @@ def fit(training: Recommendation) -> Trained:
     model = build(keras, training)
     watch, begins = watch_epochs(keras)
     model.fit(inputs, labels, batch_size=training.batch, epochs=training.epochs, verbose=0, callbacks=[watch])
-    return Trained(begins, [peak_mb()])
+    return Trained(now() - begins[-1], [peak_mb()])
 
 
-def distribute(training: Recommendation, worker_tables_mb: int) -> Trained:
-    """Train on workers and shards of this machine."""
+def distribute(training: Recommendation, *, on_shards: bool) -> Trained:
+    """Train on workers and shards of this machine; shards make the tables, or the script does and workers hold them.
+
+    The state that the server stores at the end of an epoch does not count.
+    """
     import keras
     import psutil
+    from nfdt_client.handle import JobHandle
 
     import nfdt
 
     inputs, labels = training.data()
-    model = build(keras, training)
-    begins, peaks = list[float](), list[float]()
+    model = build(keras, training, nfdt.Embedding if on_shards else None)
+    peaks = list[float]()
 
     def look(epoch: int, learning_rate: float) -> float:
-        begins.append(now())
         if epoch == training.epochs - 1:  # while the workers run
             processes = psutil.Process().children(recursive=True)
             peaks.extend(peak_mb(process.pid) for process in processes if process.name().startswith("nfdt worker"))
         return learning_rate
 
-    options = {"workers": training.workers, "shards": training.shards, "worker_tables_mb": worker_tables_mb}
-    with nfdt.session(algorithm="ddc-asgd", **options):
+    options: dict[str, Any] = {"workers": training.workers, "shards": training.shards}
+    if not on_shards:
+        options["worker_tables_mb"] = 10**6
+    with nfdt.session(algorithm="ddc-asgd", **options) as session:
         callbacks = [keras.callbacks.LearningRateScheduler(look)]
         model.fit(inputs, labels, batch_size=training.batch, epochs=training.epochs, verbose=0, callbacks=callbacks)
-    return Trained(begins, peaks)
+        link = session.connection()
+        events = JobHandle(link.list()[0].job_id, link).recorded()
+        seconds = [event.data["seconds"] for event in events if event.kind == "epoch_end"]
+    return Trained(seconds[-1], peaks)
 
 
 def main() -> None:
@@ -153,11 +171,10 @@ def main() -> None:
     parser.add_argument("training", type=Recommendation.load)
     parser.add_argument("result", type=Path)
     options = parser.parse_args()
-    everything = 10**6
     if options.peer == PLAIN:
         trained = fit(options.training)
     else:
-        trained = distribute(options.training, 0 if options.peer == ON_SHARDS else everything)
+        trained = distribute(options.training, on_shards=options.peer == ON_SHARDS)
     options.result.write_text(json.dumps(asdict(trained)))
 
 

@@ -10,12 +10,13 @@ from functools import partial
 from typing import Any
 
 from nfdt.core.errors import NfdtError, ServerUnreachable, UnreadableData, UsageError
+from nfdt.model.backends.embedding import zero_rows
 from nfdt.model.keras_internals import data as keras_data
 from nfdt.model.keras_internals import models as keras_models
 from nfdt.model.program.attributes import CodeValues, runs_eagerly
 from nfdt.model.program.local_optimizers import merged_in_rounds
 from nfdt.model.program.pack import PackedProgram, pack
-from nfdt_client import batch_hooks, callbacks, placement
+from nfdt_client import batch_hooks, callbacks, placement, tables
 from nfdt_client.board import Board
 from nfdt_client.capture import Capture, capture
 from nfdt_client.detached_callbacks import begin_callbacks, check_callbacks
@@ -32,6 +33,7 @@ from nfdt_client.outside import OF_CODE, OF_DATASET, OF_SCHEDULE, ChangedData, O
 from nfdt_client.program_checks import (
     check_batch,
     check_local_optimizers,
+    check_made_tables,
     check_rows,
     check_shards,
     cluster_for,
@@ -76,6 +78,7 @@ def run_fit(session: JobSession, model: Any, arguments: dict[str, Any], fallback
     def train(board: Board | None) -> FitRecord:
         captured.renew()
         submission, packed = prepare(session, captured, batch, initial_epoch, interactive=True)
+        tables.check_fit(packed.manifest, listeners, validates_here=captured.local_validation is not None)
         job = session.start(replace(submission, name=name), packed.manifest)
         # They hold the values that the variables have now, and so would keep them beside the trained ones.
         submission, packed = replace(submission, blobs={}), replace(packed, state_parts=())
@@ -154,10 +157,12 @@ def prepare(
     check_rows(packed.manifest, algorithm)
     if algorithm.consistency_facts.synchronous:
         packed = replace(packed, manifest=merged_in_rounds(captured.model, packed.manifest))
-    move_validation(captured, batch, interactive=interactive)
+    with zero_rows():
+        move_validation(captured, batch, interactive=interactive)
     cluster = session.place(packed.code or captured.ships_code)
     cluster = cluster_for(captured.model, algorithm, cluster)
     check_shards(captured.model, packed.manifest, cluster)
+    check_made_tables(packed.manifest, algorithm, cluster)
     detached = [] if interactive else callbacks.schedulers(captured.arguments["callbacks"])
     check_local_optimizers(captured.model, packed.manifest, algorithm, detached)
     submission = specify(

@@ -10,6 +10,7 @@ from typing import Any
 from keras import tree
 
 from nfdt.core.errors import JobFailed, NfdtError, UsageError
+from nfdt.model.backends.embedding import zero_rows
 from nfdt.model.keras_internals import data as keras_data
 from nfdt.model.keras_internals import models as keras_models
 from nfdt.model.keras_internals import training as keras_training
@@ -17,14 +18,14 @@ from nfdt.model.program.evaluation_check import NotRepeatable, check_evaluate, c
 from nfdt.model.program.pack import pack
 from nfdt.model.training.metrics import ModelMetrics
 from nfdt.model.training.predict import MAX_OUTPUT_BYTES, join_outputs, load_outputs
-from nfdt_client import callbacks, training_data
+from nfdt_client import callbacks, tables, training_data
 from nfdt_client.capture import replaces
 from nfdt_client.failures import failure_of, stop_reason
 from nfdt_client.job import InteractiveJob
 from nfdt_client.job_session import JobSession
 from nfdt_client.local_fit import may_train_here, skip_once
 from nfdt_client.patch import bind
-from nfdt_client.program_checks import check_shards
+from nfdt_client.program_checks import check_made_tables, check_shards
 from nfdt_client.specify import specify_evaluation
 from nfdt_client.training_data import Arrays
 from nfdt_client.upload import download
@@ -84,6 +85,12 @@ def run_call(
     try:
         call = _distributable(session, method, model, bind(original, model, args, kwargs))
     except RunsHere as why:
+        if tables.has_tables(model):
+            raise UsageError(
+                f"model.{method}: expected a call that the cluster carries out, as rows of nfdt.Embedding are on the "
+                f"shards alone. Received: one that runs in this process: {why}. Pass arrays, in a session with "
+                "evaluate='auto' or True."
+            ) from None
         logger.info("model.%s runs in this process: %s.", method, why)
         return original(model, *args, **kwargs)
     listeners = callbacks.callback_list(model, call.arguments, epochs=1, steps=call.data.batches, history=False)
@@ -91,7 +98,8 @@ def run_call(
         return _evaluate(session, call, listeners) if method == "evaluate" else _predict(session, call, listeners)
     except Exception as error:
         options, reason = session.options, session.explained(error)
-        if not (options.evaluate == "auto" or options.fallback == "local") or not may_train_here(reason):
+        may_run_here = (options.evaluate == "auto" or options.fallback == "local") and not tables.has_tables(model)
+        if not may_run_here or not may_train_here(reason):
             if reason is not error:
                 raise reason from None
             raise
@@ -121,7 +129,7 @@ def _distributable(session: JobSession, method: str, model: Any, arguments: dict
     given = arguments["x"], arguments.get("y"), arguments.get("sample_weight")
     if given[0] is None or not training_data.is_arrays(given):
         raise RunsHere("its data are not arrays")
-    if options.evaluate == "auto":
+    if options.evaluate == "auto" and not tables.has_tables(model):
         _check_worth(session, model, arguments)
     try:
         read = training_data.read(*given, batch_size=arguments["batch_size"], shuffle=False)
@@ -130,10 +138,11 @@ def _distributable(session: JobSession, method: str, model: Any, arguments: dict
     assert isinstance(read, Arrays)
     data = _limited(read, arguments["steps"], int(model.steps_per_execution or 1))
     try:
-        if method == "predict":
-            return Call(method, model, arguments, data, check_predict(model, data.first(), MAX_OUTPUT_BYTES))
-        check_evaluate(model, data.first())
-        return Call(method, model, arguments, data, None)
+        with zero_rows():
+            if method == "predict":
+                return Call(method, model, arguments, data, check_predict(model, data.first(), MAX_OUTPUT_BYTES))
+            check_evaluate(model, data.first())
+            return Call(method, model, arguments, data, None)
     except NotRepeatable as error:
         raise RunsHere(str(error)) from error
     except Exception as error:  # Keras will raise it as well
@@ -247,6 +256,7 @@ def _run_job(session: JobSession, call: Call) -> tuple[InteractiveJob, str]:
         packed = pack(call.model, call.data.first(), predicts=call.method == "predict")
     place = session.place(packed.code)
     check_shards(call.model, packed.manifest, place)
+    check_made_tables(packed.manifest, session.options.algorithm, place)
     submission = specify_evaluation(call.model, call.data, call.method, packed, session.options, place)
     job = session.start(submission, packed.manifest)
     logger.info("model.%s runs on the cluster: %s, %d workers", call.method, job.job_id, place.workers)

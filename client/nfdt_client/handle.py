@@ -19,11 +19,12 @@ from nfdt.core.errors import JobFailed, UsageError
 from nfdt.core.events import Event
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.model.program.manifest import Manifest
-from nfdt.model.program.state import State, load_state
+from nfdt.model.program.state import State
 from nfdt_client.connection import TERMINAL, JobsClient, is_end
 from nfdt_client.failures import failure_of
+from nfdt_client.job import fetch_state
 from nfdt_client.tracebacks import hide_frames
-from nfdt_client.upload import download, open_artifact
+from nfdt_client.upload import download
 
 POLL_S = 0.5
 LEVELS = ("debug", "info", "warning", "error")
@@ -78,11 +79,14 @@ class JobResult:
     """Result of a job.
 
     Attributes:
-        weights: The trainable variables in model order; one flat vector if the server does not send the shapes.
+        weights: The trainable variables in model order, without tables of ``nfdt.Embedding``; one flat vector if the
+            server does not send the shapes.
         history: As ``History.history``: one list per metric, one entry per epoch; arrays for metrics whose result
             is an array.
         workers: Statistics of each worker, as in ``history.nfdt``.
         manifest: The program's manifest (model configuration, layout, ...); empty when unknown.
+        artifact: Name of the state on its server.
+        server: ``HOST:PORT`` of the server.
     """
 
     weights: list[Array]
@@ -90,12 +94,21 @@ class JobResult:
     workers: dict[str, Any]
     manifest: dict[str, Any]
     state: State
+    artifact: str
+    server: str
 
     def apply_to(self, model: Any) -> None:
-        """Write weights, optimizer state and untrained state into a built Keras model of the same architecture."""
+        """Write weights, optimizer state and untrained state into a built Keras model of the same architecture.
+
+        Tables of ``nfdt.Embedding`` stay on the server; ``fit``, ``evaluate`` and ``predict`` there go on with them.
+        """
+        from nfdt_client import tables
         from nfdt_client.model_state import ModelState
 
-        ModelState.of(model, Manifest(self.manifest) if self.manifest else None).write(self.state)
+        manifest = Manifest(self.manifest) if self.manifest else None
+        ModelState.of(model, manifest).write(self.state)
+        if manifest is not None:
+            tables.remember(model, manifest, self.server, self.artifact)
 
 
 class JobHandle:
@@ -214,13 +227,15 @@ class JobHandle:
         artifact = produced.get("artifact") or description.result_artifact
         if not artifact:
             raise JobFailed(f"Job {self.job_id} has ended but its server holds no result.")
-        state = load_state(open_artifact(self._connection, str(artifact)))
-        manifest = json.loads(download(self._connection, description.program)) if description.program else {}
+        entries = json.loads(download(self._connection, description.program)) if description.program else {}
+        manifest = Manifest(entries) if entries else None
+        state = fetch_state(self._connection, str(artifact), manifest)
         weights: list[Array] = [np.array(state.weights)]
-        if manifest:
-            weights = [np.array(w) for w in Manifest(manifest).layout.unflatten(state.weights)]
+        if manifest is not None:
+            layout = manifest.layout.without([*manifest.made])
+            weights = [np.array(w) for w in layout.unflatten(state.weights)]
         workers = dict(produced.get("workers") or json.loads(description.workers_json or "{}"))
-        return JobResult(weights, history, workers, manifest, state)
+        return JobResult(weights, history, workers, entries, state, str(artifact), self.server)
 
 
 @hide_frames

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from nfdt.core.errors import NfdtError
 from nfdt.core.events import MAX_LOGS_BYTES, Event
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import jobs_pb2 as pb
-from nfdt.model.program.state import NO_WEIGHTS, Contents, State, load_state
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.state import NO_WEIGHTS, Contents, State, StateRanges, load_state
 from nfdt_client.connection import JobsClient
-from nfdt_client.upload import Blob, open_artifact, upload
+from nfdt_client.upload import Blob, open_artifact, read_ranges, upload
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +60,7 @@ class InteractiveJob:
         connection: Connection to the job's server.
         job_id: The job.
         session: Session of this client, the only one whose callbacks the job waits for.
+        manifest: Its program; None: one whose states are fetched as a whole.
         name: Name by which a later script finds the job; "": none.
         replayed: Cursor of the last event that is older than this client; 0: there is none.
     """
@@ -67,6 +70,7 @@ class InteractiveJob:
     session: str = ""
     name: str = ""
     replayed: int = 0
+    manifest: Manifest | None = None
 
     def events(self) -> Iterator[Event]:
         """Yield all events of the job until its end.
@@ -115,8 +119,8 @@ class InteractiveJob:
         return replace(state, metrics=state.metrics or reply.metrics)
 
     def fetch(self, artifact: str) -> State:
-        """Return the state in an artifact, as views of a mapped file."""
-        return load_state(open_artifact(self.connection, artifact))
+        """Return the state in an artifact; see :func:`fetch_state`."""
+        return fetch_state(self.connection, artifact, self.manifest)
 
     def result_artifact(self) -> str:
         """Return the name of the result artifact of a job that has succeeded."""
@@ -160,6 +164,15 @@ class InteractiveJob:
             self.connection.control(self.job_id, CANCEL_TIMEOUT_S, cancel=pb.Cancel(reason=reason))
         except NfdtError as error:
             logger.info("Job %s could not be cancelled: %s", self.job_id, error)
+
+
+def fetch_state(connection: JobsClient, artifact: str, manifest: Manifest | None) -> State:
+    """Return the state in an artifact, as views of a mapped file; without tables that shards make."""
+    made = manifest.made if manifest is not None else {}
+    if manifest is None or not made:
+        return load_state(open_artifact(connection, artifact))
+    slots = [index for index, owner in enumerate(manifest.optimizer_owners or ()) if owner in made]
+    return StateRanges(partial(read_ranges, connection, artifact), manifest.layout, made).without(made, slots)
 
 
 def start_line(job_id: str, spec: JobSpec, server: pb.ServerDescription, link: str) -> str:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nfdt.core.errors import PolicyRefused, ServerUnreachable
+from nfdt.core.errors import PolicyRefused, ServerUnreachable, UsageError
 from nfdt.core.host.startup import note_start
 from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.wire import jobs_pb2 as pb
@@ -22,7 +22,7 @@ from nfdt_client.embedded import StartedServer, embedded_server
 from nfdt_client.feed import Feeder
 from nfdt_client.job import InteractiveJob, Submission, job_names, start_line
 from nfdt_client.options import Options
-from nfdt_client.upload import upload
+from nfdt_client.upload import find_missing, upload
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class JobSession:
         print(start_line(reply.job_id, submission.spec, server, link), file=sys.stderr)
         if reply.cursor:
             print(f"Attached to {reply.job_id} ({name}): its epochs so far are replayed.", file=sys.stderr)
-        return InteractiveJob(self.connection(), reply.job_id, self._id, name=name, replayed=reply.cursor)
+        return InteractiveJob(self.connection(), reply.job_id, self._id, name, reply.cursor, manifest)
 
     def make_feeder(
         self, job: InteractiveJob, epoch: Callable[[], Iterator[Any]], rewind: Callable[[], None]
@@ -162,6 +162,13 @@ class JobSession:
         server is away or its disk is full.
         """
         connection, spec, name = self.connection(), submission.spec.model_dump_json(), submission.name
+        stored = set(submission.spec.artifacts) - submission.blobs.keys()
+        if stored and find_missing(connection, stored):
+            raise UsageError(
+                f"nfdt.Embedding: expected trained tables on {connection.address}. Received: ones that another server "
+                "has, or had until its session ended. Write them with nfdt.save_tables in the session that trains "
+                "them, and read them with nfdt.load_tables in this one."
+            )
         sent = upload(connection, submission.blobs, waits=bool(name))
         submit = partial(connection.submit, spec, self._id, name)
         reply = connection.persist(submit, stores=True) if name else submit()

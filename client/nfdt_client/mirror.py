@@ -16,6 +16,7 @@ from nfdt.core.wire.parsing import Seldom
 from nfdt.model.keras_internals import data as keras_data
 from nfdt.model.keras_internals import training as keras_training
 from nfdt.model.program.state import NO_WEIGHTS, Contents, State
+from nfdt_client import tables
 from nfdt_client.batch_hooks import BatchHooks, Pauses, as_returned
 from nfdt_client.board import Board
 from nfdt_client.failures import TRAINED, failure_of, stop_reason
@@ -378,9 +379,13 @@ class Mirror:
     def _finish(self) -> FitRecord:
         if not self._ended:
             raise JobFailed(f"Job {self._job.job_id} has ended, but its server did not say how.")
+        manifest = self._job.manifest
+        artifact = self._result.get("artifact") or self._job.result_artifact()
         if self._loaded != "everything":
-            state = self._job.fetch(self._result.get("artifact") or self._job.result_artifact())
+            state = self._job.fetch(artifact)
             self._control.load(State(NO_WEIGHTS, state.optimizer) if self._loaded else state)
+        if manifest is not None:
+            tables.remember(self._model, manifest, self._job.connection.address, artifact)
         if self._last is not None:
             self._close_epoch(self._last)
         finalize(self._model)

@@ -11,6 +11,7 @@ from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.safetensors_io import Pieces, give_back
 from nfdt.core.errors import ShapeMismatch, UsageError
 from nfdt.model.backends.variables import Values, views_of
+from nfdt.model.keras_internals.models import has_no_rows
 from nfdt.model.keras_internals.training import raw_learning_rate
 from nfdt.model.program.local_optimizers import create_variables, learning_rates, state_variables
 from nfdt.model.program.manifest import Manifest
@@ -21,6 +22,8 @@ from nfdt_client.outside import Outside
 
 class ModelState:
     """Weights, optimizer variables and untrained variables of one model object; reads and writes in place.
+
+    Tables that are on the shards only are left out.
 
     The constructor fixes the set of trained variables. A later change of ``layer.trainable`` has no effect, as in
     Keras, whose traced step keeps its variables.
@@ -38,7 +41,7 @@ class ModelState:
         local = manifest.local_optimizers if manifest is not None else None
         create_variables(model, local)
         self._model, self._local = model, local is not None
-        self._trainable = list(model.trainable_variables)
+        self._trainable = [variable for variable in model.trainable_variables if not has_no_rows(variable)]
         self._untrained = state_variables(model, manifest)
         self.outside = outside or Outside()
         self._local_rates = learning_rates(model, local)
@@ -89,9 +92,10 @@ class ModelState:
         """
         own = self._groups()
         others = [*views_of(own["untrained"]), *self.outside.read()] if "untrained" in groups else []
-        optimizer = views_of(own["optimizer"]) if "optimizer" in groups else []
+        slots = {i: variable for i, variable in enumerate(own["optimizer"]) if not has_no_rows(variable)}
+        optimizer = dict(zip(slots, views_of(slots.values()), strict=True)) if "optimizer" in groups else {}
         weights = Pieces.flat(views_of(own["weights"]))
-        return dump_state_parts(weights, dict(enumerate(optimizer)), dict(enumerate(others)))
+        return dump_state_parts(weights, optimizer, dict(enumerate(others)))
 
     def _groups(self) -> dict[str, list[Any]]:
         return {"weights": self._trainable, "optimizer": self._optimizer_variables(), "untrained": self._untrained}

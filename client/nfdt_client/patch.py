@@ -35,6 +35,11 @@ def enter(handler: CallHandler | None) -> Token[CallHandler | None]:
     return _current.set(handler)
 
 
+def current_handler() -> CallHandler | None:
+    """Return the handler of this context's calls; None without one."""
+    return _current.get()
+
+
 def leave(token: Token[CallHandler | None]) -> None:
     """Undo the matching :func:`enter`."""
     try:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import keras
 
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
+from nfdt.core.arrays.table_rows import MIN_TABLE_SIZE
 from nfdt.core.errors import CaptureError, UsageError
-from nfdt.core.sharding import why_uncuttable
+from nfdt.core.sharding import sparse_tables, why_uncuttable
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.wire.channel import MAX_REPORT_BYTES
@@ -20,7 +21,7 @@ from nfdt.model.keras_internals import models as keras_models
 from nfdt.model.program.evaluation_check import check_metrics
 from nfdt.model.program.local_optimizers import state_variables
 from nfdt.model.program.manifest import Manifest
-from nfdt.model.program.row_updates import MIN_TABLE_SIZE, why_dense
+from nfdt.model.program.row_updates import why_dense
 from nfdt.model.program.untrained import carrying_layers
 from nfdt.model.training.host_batches import leaves, map_arrays
 from nfdt_client.capture import Capture
@@ -131,6 +132,34 @@ def check_rows(manifest: Manifest, algorithm: AlgorithmSpec) -> None:
         )
     if not any(manifest.layout.slots[index].size >= MIN_TABLE_SIZE for index in manifest.tables):
         logger.warning("sparse='lazy' has no effect: no table of the model has %d numbers or more.", MIN_TABLE_SIZE)
+
+
+def check_made_tables(manifest: Manifest, algorithm: AlgorithmSpec, cluster: ClusterSpec) -> None:
+    """Raise UsageError if tables that shards make cannot be looked up there."""
+    if not manifest.made:
+        return
+    tables = {*sparse_tables(manifest, algorithm, cluster.shards)}
+    if not algorithm.rows:
+        reason = (
+            "an algorithm that sends gradients of tables as rows (flat workers, codec='identity', not sparse=False). "
+            f"Received: {algorithm.name!r}. Use algorithm='ddc-asgd', 'asgd' or 'bsp'"
+        )
+    elif why := why_dense(manifest, lazy=algorithm.rows == "lazy"):
+        reason = f"SGD without momentum, Adagrad, or Adam with sparse='lazy'. {why}. Use one of these"
+    elif elsewhere := _named(manifest, manifest.made.keys() - tables):
+        reason = f"a model that only looks rows up. Received: another use of {elsewhere}. Remove it"
+    elif elsewhere := _named(manifest, tables - {*manifest.looked_up}):
+        reason = (
+            "row numbers that follow from the batch alone, in a graph. Received: others, or run_eagerly=True, for "
+            f"{elsewhere}. Look up numbers of the batch"
+        )
+    else:
+        return
+    raise UsageError(f"nfdt.Embedding: expected {reason}, or use keras.layers.Embedding.")
+
+
+def _named(manifest: Manifest, variables: Collection[int]) -> str:
+    return ", ".join(repr(manifest.layout.slots[index].name) for index in sorted(variables))
 
 
 def check_local_optimizers(

@@ -105,11 +105,12 @@ def _submission(packed: PackedProgram, blobs: dict[str, Blob], options: Options,
     """Return the submission of a program; ``fields`` are those of its specification that depend on the call."""
     state = Blob(*packed.state_parts, sha256=packed.manifest.state)
     (program, *_) = _add([Blob(packed.manifest.to_bytes()), state, *map(Blob, packed.files.values())], blobs)
+    stored = {table.state for table in packed.manifest.made.values() if table.state}
     spec = JobSpec(
         user=printable(_user())[:100],
         script=printable(Path(sys.argv[0] if sys.argv else "").name)[:200],  # without its folder and its arguments
         program=program,
-        artifacts=tuple(sorted(blobs)),
+        artifacts=tuple(sorted({*blobs, *stored})),
         versions=versions(),
         algorithm=algorithm_for(packed.manifest, options.algorithm),
         start_timeout_s=options.start_timeout_s,

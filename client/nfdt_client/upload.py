@@ -7,7 +7,7 @@ import io
 import logging
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +153,47 @@ def open_artifact(connection: JobsClient, sha256: str) -> memoryview:
         receive(connection, sha256, file)
         file.flush()
         return mapped(Path(file.name))
+
+
+def read_ranges(connection: JobsClient, sha256: str, ranges: Sequence[tuple[int, int]]) -> bytes:
+    """Return the bytes of (offset, length) ranges of an artifact, one after the other, which is not fetched as a whole.
+
+    Raises:
+        ServerUnreachable: the server has not answered for a while; see :meth:`JobsClient.persist`.
+    """
+    folder = connection.artifact_folder
+    if folder is not None and os.access(folder / sha256, os.R_OK):
+        with (folder / sha256).open("rb") as file:
+            return b"".join([os.pread(file.fileno(), length, offset) for offset, length in ranges])
+    return b"".join(_download_range(connection, sha256, *each) for each in _joined(ranges))
+
+
+def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the ranges with neighbours joined, without empty ones."""
+    found: list[tuple[int, int]] = []
+    for offset, length in ranges:
+        if found and sum(found[-1]) == offset:
+            found[-1] = (found[-1][0], found[-1][1] + length)
+        elif length:
+            found.append((offset, length))
+    return found
+
+
+def _download_range(connection: JobsClient, sha256: str, offset: int, length: int) -> bytes:
+    data = bytearray()
+
+    def fetch() -> None:
+        with translated(connection.address):
+            request = pb.DownloadRequest(sha256=sha256, offset=offset + len(data))
+            chunks = connection.stub.Download(request, timeout=TRANSFER_TIMEOUT_S)
+            for chunk in chunks:
+                data.extend(chunk.data[: length - len(data)])
+                if len(data) == length:
+                    chunks.cancel()  # the rest is not wanted
+                    return
+
+    connection.persist(fetch, transfers=True)
+    return bytes(data)
 
 
 def receive(connection: JobsClient, sha256: str, file: Any) -> None:

@@ -10,6 +10,7 @@ from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.sharding import held_by_workers
 from nfdt.core.specs.job import JobSpec
 from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.state import load_state
 from nfdt.planning.memory import JobMemory, ModelBytes, estimate, stored_bytes
 
 LEAST_SHARDS = 8
@@ -34,6 +35,7 @@ class Capacity:
         launches_ranks: Whether this machine starts the ranks of the job, beside its slots.
         client: Whether only processes of this machine reach the server, so that scripts run here too.
         disk_bytes: Room for artifacts; None: unknown.
+        checkpoints: Whether the server stores the state at the end of each epoch.
     """
 
     cores: int
@@ -44,6 +46,7 @@ class Capacity:
     launches_ranks: bool = True
     client: bool = False
     disk_bytes: int | None = None
+    checkpoints: bool = True
 
 
 @dataclass(frozen=True)
@@ -103,8 +106,12 @@ def gigabytes(size: float) -> str:
 
 def model_bytes(spec: JobSpec, manifest: Manifest, artifacts: ArtifactStore) -> ModelBytes:
     """Return the size of a job's model, whose initial state is stored."""
-    size, held = manifest.layout.size, held_by_workers(manifest, spec.algorithm, spec.cluster.shards).size
-    return ModelBytes(4 * size, artifacts.path(manifest.state).stat().st_size, 4 * (size - held))
+    layout, owners, state = manifest.layout, list(manifest.optimizer_owners or ()), artifacts.path(manifest.state)
+    size, held = layout.size, held_by_workers(manifest, spec.algorithm, spec.cluster.shards).size
+    vectors = {index: 4 * layout.slots[index].size for index in manifest.made}
+    made = sum(vector * (1 + owners.count(index)) for index, vector in vectors.items())
+    lacking = made if made and load_state(state).weights.size != size else 0
+    return ModelBytes(4 * size, state.stat().st_size + lacking, 4 * (size - held), sum(vectors.values()), made)
 
 
 def check_capacity(spec: JobSpec, view: TopologyView, model: ModelBytes, here: Capacity) -> None:
@@ -130,7 +137,8 @@ def check_capacity(spec: JobSpec, view: TopologyView, model: ModelBytes, here: C
             f"{gigabytes(model.weights)} with a state of {gigabytes(model.state)}: at most {need}. Expected: at most "
             f"{gigabytes(here.memory_bytes)}, which the machine has. {REMEDY}"
         )
-    _check_disk(stored_bytes(model, spec.algorithm, spec.cluster.workers), model, here)
+    workers, checkpoints = spec.cluster.workers, here.checkpoints
+    _check_disk(stored_bytes(model, spec.algorithm, workers, checkpoints=checkpoints), model, here)
 
 
 def _check_disk(needed: int, model: ModelBytes, here: Capacity) -> None:

@@ -89,6 +89,7 @@ class ServerContext:
             offered_shards=offered,
             client=is_loopback(self.shard_host),
             disk_bytes=self.artifacts.room(),
+            checkpoints=not self.embedded,
         )
 
     def accepts_shard(self, hello: pb.SlotHello) -> bool:

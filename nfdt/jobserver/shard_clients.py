@@ -6,7 +6,7 @@ import contextlib
 import json
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -154,6 +154,7 @@ class GrpcShardClients:
         layout: Layout of all trainable variables.
         token: Key of the job.
         owners: Trainable variable to which each optimizer variable belongs, -1 for none; None: unknown.
+        made: Tables, by index, that shards make, and that a state of a client lacks.
         authority: PEM certificate of the authority of those shards that are not on loopback; None: plain text.
     """
 
@@ -164,10 +165,11 @@ class GrpcShardClients:
         token: str,
         *,
         owners: Sequence[int] | None = None,
+        made: Collection[int] = (),
         authority: bytes | None = None,
     ) -> None:
         self._addresses = list(addresses)
-        self._cut = StateCut(layout, len(addresses), owners)
+        self._cut = StateCut(layout, len(addresses), owners, made)
         self._channels = [_open(address, token, authority) for address in addresses]
         self._stubs: list[Any] = [shards_pb2_grpc.ShardStub(channel) for channel in self._channels]
         write, reply = f"/{SHARD_SERVICE}/Write", pb.AdminReply.FromString
@@ -330,7 +332,8 @@ def connect_shards(
     addresses: Sequence[str], manifest: Manifest, token: str, *, authority: bytes | None = None
 ) -> ShardClients:
     """Return the client of the shards that hold a program."""
-    return GrpcShardClients(addresses, manifest.layout, token, owners=manifest.optimizer_owners, authority=authority)
+    owners, made = manifest.optimizer_owners, manifest.made
+    return GrpcShardClients(addresses, manifest.layout, token, owners=owners, made=made, authority=authority)
 
 
 def _open(address: str, token: str, authority: bytes | None) -> grpc.Channel:

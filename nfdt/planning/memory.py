@@ -33,11 +33,20 @@ class ModelBytes:
         weights: Bytes of its trainable weights as float32: one *vector*.
         state: Bytes of its weights, its optimizer's variables and its untrained variables.
         on_shards: Bytes of those weights, tables of embeddings, that workers do not hold.
+        made_weights: Bytes of those of them that shards make, which the script does not hold either.
+        made_state: Bytes of these tables and of their optimizer variables, a part of the state.
     """
 
     weights: int
     state: int
     on_shards: int = 0
+    made_weights: int = 0
+    made_state: int = 0
+
+    @property
+    def sent(self) -> ModelBytes:
+        """Size of what the script sends, and of its part of the state."""
+        return ModelBytes(self.weights - self.made_weights, self.state - self.made_state)
 
 
 @dataclass(frozen=True)
@@ -122,7 +131,7 @@ def estimate(model: ModelBytes, algorithm: AlgorithmSpec, *, workers: int, shard
         shards: Number of shards.
         shared: Whether workers and shards exchange gradients and weights through memory that they share.
     """
-    part = ModelBytes(model.weights // shards, model.state // shards)
+    part = ModelBytes(model.sent.weights // shards, model.sent.state // shards)
     held = ModelBytes(model.weights - model.on_shards, model.state)
     pairs = algorithm.overlap + 1 if shared else 0  # of a gradient and weights; each side counts a half
     encodes = algorithm.codec_facts.encodes
@@ -130,10 +139,12 @@ def estimate(model: ModelBytes, algorithm: AlgorithmSpec, *, workers: int, shard
     exchanged = pairs * workers + buffers * min(workers, AT_A_TIME)
     encoded, joined = CODEC_VECTORS if encodes else 0.0, JOINED_VECTORS if shards > 1 else 0.0
     shard, worker = COSTS["shard"], COSTS["rank" if algorithm.topology_facts.allreduce else "worker"]
-    steady = shard.of(part, _kept(part, algorithm, workers) + exchanged * part.weights).steady
+    # Tables that shards make are lent in place, and the rule's state of rows that nobody looks up takes no memory.
+    others = _kept(part, algorithm, workers) + exchanged * part.weights + model.made_state // shards
+    steady = shard.of(part, others).steady
     copied = shard.peak_states * snapshot_bytes(part, algorithm, workers)
     return JobMemory(
-        COSTS["client"].of(model),
+        COSTS["client"].of(model.sent),
         COSTS["server"].of(model),
         ProcessBytes(steady, round(steady + copied)),
         worker.of(held, (encoded + joined + max(pairs, 1)) * held.weights),
@@ -189,20 +200,23 @@ def by_machine(
 
 def snapshot_bytes(model: ModelBytes, algorithm: AlgorithmSpec, workers: int) -> float:
     """Return the size of a snapshot of the shards: the state, and the records of the update rule."""
-    facts = RULE_FACTS[algorithm.update_rule]
+    facts, sent = RULE_FACTS[algorithm.update_rule], model.sent
     records = (facts.state + facts.worker_state * workers) * model.weights
     if facts.reserve:
-        records += max(model.state - model.weights, model.weights)
+        records += max(sent.state - sent.weights, sent.weights)
+    if facts.reserve and model.made_state == model.made_weights:  # rows with an optimizer that has variables have none
+        records += model.made_weights
     return model.state + records
 
 
-def stored_bytes(model: ModelBytes, algorithm: AlgorithmSpec, workers: int) -> int:
+def stored_bytes(model: ModelBytes, algorithm: AlgorithmSpec, workers: int, *, checkpoints: bool = True) -> int:
     """Return the most bytes that the states of a job take on the server's disk, besides the initial one.
 
     They are two states of ends of epochs and, where workers are independent, two snapshots: the newest and the next.
+    Without ``checkpoints`` the only state of an end is the result, at whose time there is one snapshot.
     """
     snapshot = snapshot_bytes(model, algorithm, workers) if algorithm.topology_facts.flat else 0.0
-    return round(2 * snapshot + 2 * model.state)
+    return round(2 * snapshot + 2 * model.state if checkpoints else snapshot + max(snapshot, model.state))
 
 
 def _kept(part: ModelBytes, algorithm: AlgorithmSpec, workers: int) -> float:

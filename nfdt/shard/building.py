@@ -15,14 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from nfdt.consistency import ConsistencyPolicy, make_policy
-from nfdt.core.arrays.layout import Array, ParameterLayout, Run
+from nfdt.core.arrays.layout import Array, ParameterLayout, Piece, Run
 from nfdt.core.arrays.table_rows import TableLayout
+from nfdt.core.errors import UsageError
 from nfdt.core.sharding import GLOBAL, OptimizerSlot, ShardPlan, make_plan, sparse_tables, tables_on_shards
 from nfdt.core.sharding.records import part_of_records, to_tree
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.presets import FEW_WORKERS
 from nfdt.core.work.spans import SpanRing
-from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.manifest import MadeTable, Manifest
 from nfdt.model.program.state import State
 from nfdt.shard.engine import Engine
 from nfdt.shard.modes import AsynchronousMode, MergedMode, ModeFactory, RoundMode
@@ -148,12 +149,14 @@ def build_store(
     records: Mapping[str, Array] | None = None,
     kept: KeptEngine | None = None,
     spans: SpanRing | None = None,
+    stored: Callable[[str], State] | None = None,
 ) -> Store:
     """Build shard ``index`` of ``shards`` of a program.
 
     Args:
         manifest: The program's manifest.
-        state: Weights of the whole model or of the shard; and, unless empty, the variables of the whole optimizer.
+        state: Weights of the whole model or of the shard, which may lack the tables that shards make; and, unless
+            empty, the variables of the whole optimizer.
         algorithm: Algorithm of the job.
         index: Index of this shard.
         shards: Number of shards as given in the job's specification.
@@ -164,9 +167,10 @@ def build_store(
             :mod:`nfdt.core.sharding.records`.
         kept: Engine of the last job of this process; used again if possible, and replaced by this shard's.
         spans: Takes the times of pushes.
+        stored: Returns the state in an artifact; needed for tables that were trained before, see ``Manifest.made``.
 
     Raises:
-        UsageError: the optimizer cannot be built or partitioned.
+        UsageError: the optimizer cannot be built or partitioned, or it needs all rows of a table that shards make.
         ProtocolError: the records belong to another number of shards.
         ShapeMismatch: the records belong to another program or rule.
     """
@@ -177,6 +181,13 @@ def build_store(
     run = manifest.layout.cut(shards)[index]
     sparse = sparse_tables(manifest, algorithm, shards)
     layout = TableLayout.of_run(run, sparse)
+    made = manifest.made
+    if dense_ones := made.keys() - set(sparse):
+        raise UsageError(
+            f"Variables {sorted(dense_ones)}: expected tables that are exchanged by rows, as shards make them."
+        )
+    if lacks := weights.size != run.size:
+        weights = TableLayout.of_run(run, list(made)).spread(weights)
     own, program = weights, manifest
     slots: list[tuple[OptimizerSlot, ...]] = []
     if layout.tables:
@@ -200,18 +211,48 @@ def build_store(
         engine = kept.get(EngineTerms(manifest, algorithm, (index, shards)), own, state.optimizer, make)
     backup_format = format_for(engine.rule, algorithm, workers)
     dense_store = ShardStore(engine, mode=mode, overlap=algorithm.overlap, backup_format=backup_format, spans=spans)
-    tables = [
-        ShardTable(values.copy(), _rule_of_rows(manifest, algorithm), row_optimizer(manifest), own_slots)
-        for values, own_slots in zip(layout.views(weights), slots, strict=True)
-    ]
-    for table in tables:
-        table.load_slots(state.optimizer)
+    make_table = partial(_table, manifest, algorithm, state.optimizer, made=made if lacks else {}, stored=stored)
+    pieces = [piece for piece in run.pieces if piece.variable in sparse]
+    tables = [make_table(*parts) for parts in zip(pieces, layout.views(weights), slots, strict=True)]
     # Also without a part of a table: workers send the format of rows to all shards of such a job.
     looked_up = tables_on_shards(manifest, algorithm, shards)
     store: Store = SparseStore(dense_store, engine, tables, layout, looked_up=looked_up) if sparse else dense_store
     if records is not None:
         store.restore(to_tree(part_of_records(records, index)))
     return store
+
+
+def _table(
+    manifest: Manifest,
+    algorithm: AlgorithmSpec,
+    optimizer: Mapping[int, Array],
+    piece: Piece,
+    values: Array,
+    slots: Sequence[OptimizerSlot],
+    *,
+    made: Mapping[int, MadeTable],
+    stored: Callable[[str], State] | None,
+) -> ShardTable:
+    """Return the part of a table on this shard: with ``values``; or, if it is one of those ``made``, with its own."""
+    own, seeded = made.get(piece.variable), None
+    if own is not None and own.state:
+        assert stored is not None, "a table that was trained before needs its state"
+        trained, start = stored(own.state), own.start + piece.start
+        np.copyto(values, trained.weights[start : start + values.size].reshape(values.shape))
+        optimizer = {index: trained.optimizer[there] for index, there in own.slots.items()}
+    elif own is not None:
+        seeded = own.rows
+    table = ShardTable(
+        values if made else values.copy(),
+        _rule_of_rows(manifest, algorithm),
+        row_optimizer(manifest),
+        slots,
+        made=piece.variable in manifest.made,
+        seeded=seeded,
+        first=piece.start // values.shape[1],
+    )
+    table.load_slots(optimizer)
+    return table
 
 
 def mode_for(policy: ConsistencyPolicy, workers: int) -> ModeFactory:

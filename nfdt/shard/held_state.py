@@ -1,22 +1,26 @@
 """State of an engine at one moment, read piece by piece while updates go on: nothing is copied as a whole.
 
-An update that comes to a stripe which may still be read copies that stripe first. Between epochs nothing is copied.
+An update that comes to a stripe, or to a block of rows, which may still be read copies that first. Between epochs
+nothing is copied.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from nfdt.core.arrays.layout import Array
-from nfdt.core.arrays.safetensors_io import Pieces
+from nfdt.core.arrays.safetensors_io import ArrayEntry, Pieces
+from nfdt.core.arrays.seeded_rows import BLOCK_ROWS, RowBlocks
 from nfdt.core.sharding.records import RecordTree, to_arrays, to_tree
 
 Vectors = Mapping[str, Array]
+
+PIECE_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,55 @@ class StateHolder:
 def whole(array: Any) -> Array:
     """Return a copy of an array, or of one in pieces."""
     return array.joined() if isinstance(array, Pieces) else np.array(array)
+
+
+class HeldRows:
+    """Arrays with one row for each row of a table, at one moment.
+
+    An update copies the blocks of rows that it changes first. It and each read hold the lock of the table.
+
+    Args:
+        arrays: The arrays by name; updates change them in place.
+        blocks: Blocks of rows.
+        lock: Lock of the table.
+        complete: Completes a copy of the rows of an array from some row on, by rows that are not made yet.
+    """
+
+    def __init__(
+        self,
+        arrays: Vectors,
+        blocks: RowBlocks,
+        lock: threading.Lock,
+        complete: Callable[[str, Array, int], None],
+    ) -> None:
+        self._arrays, self._blocks, self._lock, self._complete = arrays, blocks, lock, complete
+        self._kept: dict[int, Vectors] = {}
+
+    def keep(self, blocks: Iterable[int]) -> None:
+        """Copy blocks, which are about to be updated, unless it has been done since that moment; under the lock."""
+        for block in blocks:
+            if block not in self._kept:
+                rows = self._blocks.rows(block)
+                self._kept[block] = {name: array[rows].copy() for name, array in self._arrays.items()}
+
+    def pieces(self, name: str) -> Pieces:
+        """Return an array, copied piece by piece as it is read."""
+        array = self._arrays[name]
+        return Pieces(ArrayEntry(array.dtype, array.shape), self._read(name))
+
+    def _read(self, name: str) -> Iterator[Array]:
+        array = self._arrays[name]
+        step = max(1, PIECE_BYTES // max(1, BLOCK_ROWS * array.strides[0]))
+        for first in range(0, self._blocks.count, step):
+            stop = min(first + step, self._blocks.count)
+            rows = self._blocks.rows(first, stop)
+            with self._lock:
+                piece = array[rows].copy()
+                self._complete(name, piece, rows.start)
+                for block in self._kept.keys() & range(first, stop):
+                    kept = self._blocks.rows(block)
+                    piece[kept.start - rows.start : kept.stop - rows.start] = self._kept[block][name]
+            yield piece
 
 
 class HeldVectors:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -205,6 +205,7 @@ def start_shard(
     records: Mapping[str, Array] | None = None,
     kept: KeptEngine | None = None,
     spans: SpanRing | None = None,
+    stored: Callable[[str], State] | None = None,
     leased: bool = True,
     **security: Any,
 ) -> RunningShard:
@@ -224,6 +225,7 @@ def start_shard(
             :mod:`nfdt.core.sharding.records`.
         kept: As for :func:`nfdt.shard.building.build_store`.
         spans: Takes the times of pushes.
+        stored: As for :func:`nfdt.shard.building.build_store`.
         leased: Whether pushes must present the tickets of tasks that a job server has leased. False for shards that
             serve without one, as in benchmarks.
         **security: ``cert``, ``key``, ``client_ca``, ``insecure`` of :func:`nfdt.core.wire.channel.make_server`.
@@ -237,9 +239,8 @@ def start_shard(
     differences = pushes_differences(algorithm)
     program = manifest, _, algorithm = served_program(manifest, state, algorithm)
     plan = make_plan(manifest, index, shards)
-    store = build_store(
-        *program, index, shards, workers=workers, custom_objects=custom_objects, records=records, kept=kept, spans=spans
-    )
+    options: dict[str, Any] = {"custom_objects": custom_objects, "records": records, "kept": kept, "spans": spans}
+    store = build_store(*program, index, shards, workers=workers, stored=stored, **options)
     server, address = make_server(
         f"{host}:0",
         authenticate=lambda method, received: _admits(token, method, received),

@@ -12,7 +12,7 @@ at the version of a reply that it holds.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nfdt.codecs.sparse import ROWS
+from nfdt.core.arrays.safetensors_io import ArrayEntry, Pieces
 from nfdt.core.arrays.table_rows import Payload, Rows, RowVector, TableLayout
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.sharding.records import RecordTree
@@ -182,14 +183,24 @@ class SparseStore(StateHolder):
             return {**self._dense.statistics(), "size": self.size, "busy_s": self._busy_s, "wait_s": self._waited_s}
 
     def hold(self, *, records: bool = False, weights_only: bool = False) -> HeldState:
-        """Return the state at one moment; see :meth:`ShardStore.hold`. The tables are copied."""
+        """Return the state at one moment; see :meth:`ShardStore.hold`."""
         with self._changed:
             held = self._dense.hold(records=records, weights_only=weights_only)
-            dense, optimizer = whole(held.weights), held.optimizer if weights_only else self._with_slots(held.optimizer)
-            others = held.records
+            tables = [table.hold(records=records) for table in self._tables]
+            optimizer, others = dict(held.optimizer), held.records
+            for table in () if weights_only else tables:
+                optimizer.update(table.slots)
             if records:
-                others = {**others, "tables": {str(index): table.records() for index, table in enumerate(self._tables)}}
-            return replace(held, weights=self._joined(dense), optimizer=optimizer, records=others)
+                others = {**others, "tables": {str(index): table.records for index, table in enumerate(tables)}}
+            pieces = self._layout.pieces(self._own(whole(held.weights)), [table.weights.arrays for table in tables])
+            weights = Pieces(ArrayEntry(np.dtype("<f4"), (self.size,)), pieces)
+
+        def release() -> None:
+            held.release()
+            for table in tables:
+                table.release()
+
+        return HeldState(weights, dict(sorted(optimizer.items())), others, release)
 
     def restore(self, records: RecordTree) -> None:
         """Continue from the records of a snapshot; see :meth:`ShardStore.restore`."""
@@ -202,14 +213,20 @@ class SparseStore(StateHolder):
     def write(self, weights: Vector, optimizer: dict[int, npt.NDArray[Any]]) -> int:
         """Replace the weights and, where given, the optimizer variables; return the new version.
 
+        Tables that shards make stay as they are if the weights lack them.
+
         Raises:
             ShapeMismatch: the weights have another size.
         """
-        if weights.shape != (self.size,):
+        layout, tables = self._layout, self._tables
+        if weights.size != self.size:
+            made = [index for index, table in enumerate(tables) if table.made]
+            layout, tables = layout.without(made), [table for table in tables if not table.made]
+        if weights.shape != (layout.size,):
             raise ShapeMismatch(f"Write: expected {self.size} weights. Received: shape {weights.shape}.")
         with self._changed:
-            version = self._dense.write(self._at_least_one(self._layout.dense(weights)), optimizer)
-            for table, values in zip(self._tables, self._layout.views(weights), strict=True):
+            version = self._dense.write(self._at_least_one(layout.dense(weights)), optimizer)
+            for table, values in zip(tables, layout.views(weights), strict=True):
                 table.replace(values, version)
                 table.load_slots(optimizer)
             return version
@@ -286,12 +303,6 @@ class SparseStore(StateHolder):
         oldest = min(min(versions.values()) for versions in self._backup_versions.values())
         for table in self._tables:
             table.keep(oldest, sum(map(len, self._backup_versions.values())))
-
-    def _with_slots(self, optimizer: Mapping[int, Any]) -> dict[int, Any]:
-        """Return the optimizer's variables of the dense store and those of the tables, by index."""
-        for table in self._tables:
-            optimizer = {**optimizer, **table.read_slots()}
-        return dict(sorted(optimizer.items()))
 
     def _joined(self, dense: Vector) -> Vector:
         return self._layout.join(self._own(dense), [table.weights for table in self._tables])

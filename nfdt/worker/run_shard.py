@@ -48,6 +48,7 @@ def run_shard(assignment: pb.ShardAssignment, context: AssignmentContext, kept: 
         key=assignment.tls_key or None,
         kept=kept,
         spans=context.spans,
+        stored=lambda artifact: load_state(reader.path(artifact)),
         insecure=not context.tls.get("ca_file"),  # a server reached in plain text was started as insecure
     )
     try:

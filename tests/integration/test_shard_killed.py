@@ -18,6 +18,19 @@ from tests.support.scripts import DEADLINE_S, DIGITS, start_server, start_worker
 ROWS = 1797
 FIT = "build(keras.optimizers.Adam(0.01)).fit(x, y, batch_size=32, epochs=3, shuffle=True, verbose=0)"
 PLAIN = DIGITS.replace("        keras.layers.BatchNormalization(),\n        keras.layers.Dropout(0.1),\n", "")
+TABLES = """
+import keras
+import nfdt
+import numpy as np
+
+keras.utils.set_random_seed(1)
+x = np.random.default_rng(2).integers(0, 20_000, (1797, 4)).astype("int32")
+y = (x.sum(1) % 2).astype("float32")
+table = nfdt.Embedding(20_000, 16)
+model = keras.Sequential([keras.Input((4,)), table, keras.layers.Flatten(), keras.layers.Dense(1)])
+model.compile(keras.optimizers.Adagrad(0.1), keras.losses.BinaryCrossentropy(from_logits=True))
+model.fit(x, y, batch_size=32, epochs=3, shuffle=True, verbose=0)
+"""
 OPTIONS = ("--workers", "2", "--shards", "2", "--set", "emulate.step_ms=30", "--set", "snapshot_s=0.3")
 
 
@@ -29,10 +42,10 @@ def cluster(tmp_path):
     stop(workers, cluster.process)
 
 
-def submit(cluster, directory, preset: str, *options: str) -> AbstractContextManager[str]:
+def submit(cluster, directory, preset: str, *options: str, source: str = PLAIN + FIT) -> AbstractContextManager[str]:
     """Submit a job; give its name."""
     script = directory / "script.py"
-    script.write_text(PLAIN + FIT)
+    script.write_text(source)
     return submitted(cluster, "--algorithm", preset, *OPTIONS, *options, str(script))
 
 
@@ -68,10 +81,11 @@ def weights(cluster, events) -> np.ndarray:
 
 @pytest.mark.feature("A shard is killed", area="Failures")
 @pytest.mark.timeout(3 * DEADLINE_S)
-def test_bsp_reaches_the_same_bits_as_without_the_losses(cluster, tmp_path):
-    with submit(cluster, tmp_path, "bsp") as job:
+@pytest.mark.parametrize("source", [PLAIN + FIT, TABLES], ids=["dense", "tables that shards make"])
+def test_bsp_reaches_the_same_bits_as_without_the_losses(cluster, tmp_path, source):
+    with submit(cluster, tmp_path, "bsp", source=source) as job:
         expected = weights(cluster, follow(cluster, job))
-    with submit(cluster, tmp_path, "bsp") as job:
+    with submit(cluster, tmp_path, "bsp", source=source) as job:
         events = follow(cluster, job, [(0, 20), (1, 30)])
     assert len(of(events, "shards_restored")) == 2
     assert [data["samples"] for data in of(events, "epoch_end")] == [ROWS] * 3

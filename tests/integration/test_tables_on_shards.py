@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 
+from nfdt.model.backends.embedding import Embedding
 from nfdt.model.training.predict import join_outputs, load_outputs
 from tests.support.local_cluster import clone, flat, train
 
@@ -89,6 +90,29 @@ def test_adagrad_trains_as_with_whole_tables(visits):
 
 def test_overlapping_pushes_train_as_with_whole_tables(visits):
     assert_same(*(trained(visits, {**overrides, "overlap": 1}, shards=2) for overrides in (ON_SHARDS, ON_WORKERS)))
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("optimizer", [keras.optimizers.SGD, keras.optimizers.Adagrad])
+def test_tables_that_shards_make_train_as_tables_that_are_sent(visits, optimizer, shards):
+    def build(*, here):
+        keras.utils.set_random_seed(4)
+        layer = Embedding(ITEMS, WIDTH)
+        if here:
+            layer.make_rows()
+        inputs = keras.Input((LENGTH,), dtype="int32")
+        made = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(keras.layers.Flatten()(layer(inputs))))
+        made.compile(optimizer(0.5), "binary_crossentropy")
+        return made
+
+    x, y = visits[0][1], visits[1]
+    options = {"algorithm": "ddc-asgd", "overrides": ON_SHARDS, "shards": shards, "transport": "stream"}
+    one, other = (
+        train(build(here=here), x, y, batch_size=20, epochs=2, validation=(x, y), **options) for here in (False, True)
+    )
+    assert_same(one, other)
+    for index, variable in other.optimizer.items():
+        np.testing.assert_array_equal(one.optimizer[index], variable)
 
 
 def test_bsp_with_3_workers_trains_as_with_whole_tables(visits):

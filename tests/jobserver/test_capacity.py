@@ -2,12 +2,17 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from nfdt.coordinator.topology_view import view_of
+from nfdt.core.arrays.seeded_rows import SeededRows
 from nfdt.core.errors import UsageError
+from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
-from nfdt.jobserver.capacity import Capacity, check_capacity
+from nfdt.jobserver.capacity import Capacity, check_capacity, model_bytes
+from nfdt.model.program.manifest import MadeTable, Manifest
+from nfdt.model.program.state import dump_state
 from nfdt.planning.memory import ModelBytes
 
 GIGABYTE = 2**30
@@ -22,6 +27,22 @@ def job(topology="flat", **cluster):
         fit=FitSpec(epochs=1, batch_size=32),
         train=DataSpec(kind="arrays", structure=0, arrays=["1" * 64], samples=64),
     )
+
+
+def test_the_size_of_a_model_counts_tables_that_shards_make(tmp_path):
+    slots = [{"shape": [], "variable": -1}, {"shape": [1000, 100], "variable": 0}, {"shape": [9], "variable": 1}]
+    made = {"0": MadeTable(SeededRows("normal", 0.0, 1.0, 3)).to_json()}
+    manifest = Manifest(
+        {"layout": [["table", [1000, 100]], ["kernel", [9]]], "optimizer_variables": slots, "made": made}
+    )
+    artifacts, table = ArtifactStore(tmp_path), np.zeros((1000, 100), np.float32)
+    sent = artifacts.put(dump_state(np.zeros(9), {0: np.zeros(()), 2: np.zeros(9)}, {}))
+    whole = artifacts.put(dump_state(np.zeros(100_009), {0: np.zeros(()), 1: table, 2: np.zeros(9)}, {}))
+    found = [model_bytes(job(), manifest.replaced(state=state), artifacts) for state in (sent, whole)]
+    for each in found:
+        assert (each.weights, each.made_weights, each.made_state) == (400_036, 400_000, 800_000)
+        assert each.sent.weights == 36
+        assert 800_000 < each.state < 801_000
 
 
 def check(spec, *, weights_gb=0.5, state_gb=1.5, cores=2, memory_gb=64.0, workers=None, local=True, **more):

@@ -48,6 +48,16 @@ def test_shards_divide_all_that_is_not_the_process_itself():
     assert half.worker.steady - whole.worker.steady == pytest.approx(1.8 * VECTOR), "a worker joins their weights"
 
 
+def test_tables_that_shards_make_are_in_no_script_and_are_lent_by_shards_without_a_copy():
+    table = 10 * VECTOR
+    made = ModelBytes(VECTOR + table, VECTOR + 2 * table, table, table, 2 * table)
+    for shards in (1, 2):
+        with_table, alone = memory(made, shards=shards), memory(SGD, shards=shards)
+        assert (with_table.client, with_table.worker) == (alone.client, alone.worker)
+        assert with_table.shard.steady - alone.shard.steady == 2 * table / shards
+        assert with_table.shard.peak - alone.shard.peak == 2 * table / shards
+
+
 def test_shared_memory_counts_half_on_either_side_and_a_stream_has_a_buffer_on_the_shard():
     shared, stream = memory(), memory(shared=False)
     assert shared.worker == stream.worker
@@ -76,3 +86,8 @@ def test_a_snapshot_holds_the_state_and_that_of_the_rule():
     assert snapshot_bytes(ADAM, resolve_algorithm("dc-asgd-a"), 2) == pytest.approx((3 + 2) * VECTOR)
     assert stored_bytes(ADAM, by_default, 2) == pytest.approx(2 * (3 + 2 + 3 / 16 + 3) * VECTOR)
     assert stored_bytes(ADAM, resolve_algorithm("allreduce"), 2) == 6 * VECTOR
+    assert stored_bytes(ADAM, resolve_algorithm("allreduce"), 2, checkpoints=False) == 3 * VECTOR
+    assert stored_bytes(ADAM, by_default, 2, checkpoints=False) == pytest.approx(2 * (3 + 2 + 3 / 16) * VECTOR)
+    adagrad, sgd = (ModelBytes(VECTOR, slots * VECTOR, VECTOR, VECTOR, slots * VECTOR) for slots in (2, 1))
+    assert snapshot_bytes(adagrad, by_default, 1) == pytest.approx((2 + 3 / 16) * VECTOR)
+    assert snapshot_bytes(sgd, by_default, 1) == pytest.approx((1 + 1 + 3 / 16) * VECTOR)

@@ -12,9 +12,13 @@ import pytest
 
 from nfdt.codecs.sparse import ROWS
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.arrays.table_rows import TableLayout
-from nfdt.core.errors import ProtocolError, ShapeMismatch
+from nfdt.core.arrays.seeded_rows import BLOCK_ROWS, SeededRows
+from nfdt.core.arrays.table_rows import TableLayout, encode_numbers
+from nfdt.core.errors import ProtocolError, ShapeMismatch, UsageError
 from nfdt.core.sharding import held_by_workers, sparse_tables, tables_on_shards
+from nfdt.core.sharding.plan import sent_parts
+from nfdt.core.sharding.records import to_arrays
+from nfdt.model.program.manifest import MadeTable
 from nfdt.model.program.row_updates import why_dense
 from nfdt.model.program.state import State
 from nfdt.shard.building import build_store
@@ -349,3 +353,82 @@ def test_the_log_of_rows_stands_in_for_copies():
         index = np.arange(0, 30, 3, dtype=np.int32)
         assert np.array_equal(log.undone(version, index, table[index]), copies[version][index])
     assert log.changed_since(11).size == 0
+
+
+SEEDED = SeededRows("normal", 0.0, 1.0, 5)
+
+
+def made_by_shards(optimizer="adagrad", **entries):
+    """Return the program whose table shards make, the state that the script sends, and the one with the table."""
+    program, whole = manifest(OPTIMIZERS[optimizer]())
+    table = TABLES.views(weights := whole.weights.copy())[0]
+    SEEDED.fill(table)
+    entry = MadeTable(SEEDED, **entries).to_json()
+    return program.replaced(looked_up=[1], made={"1": entry}), State(TABLES.dense(weights)), State(weights)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("shards", [1, 3])
+def test_shards_make_the_same_table_whatever_their_number_and_train_it_as_one_that_was_sent(shards, optimizer):
+    program, sent, whole = made_by_shards(optimizer)
+    made, given = Shards(program, sent, rule_spec("ddc"), shards=shards), Shards(program, whole, rule_spec("ddc"))
+    np.testing.assert_array_equal(made.read().weights, whole.weights)
+    for shard in (made, given):
+        shard.pull("a")
+        for step in range(3):
+            shard.push("a", gradient(step, 5))
+    np.testing.assert_array_equal(made.read().weights, given.read().weights)
+    same_variables(made.read().optimizer, given.read().optimizer)
+    restored = made.restored(*made.snapshot())
+    np.testing.assert_array_equal(restored.read().weights, made.read().weights)
+    with_dense = np.full(TABLES.dense_size, 0.5, np.float32)
+    for store, part in zip(restored.stores, sent_parts(program.layout, shards, [1]), strict=True):
+        store.write(with_dense[part], {})
+    np.testing.assert_array_equal(TABLES.dense(restored.read().weights), with_dense)
+    np.testing.assert_array_equal(TABLES.views(restored.read().weights)[0], TABLES.views(made.read().weights)[0])
+
+
+def test_a_table_goes_on_from_the_state_that_has_it():
+    trained = np.random.default_rng(1).normal(size=LAYOUT.size + 7).astype(np.float32)
+    sums = np.random.default_rng(2).uniform(size=(1024, 64)).astype(np.float32)
+    program, sent, _ = made_by_shards(state="earlier", start=7 + LAYOUT.slots[1].start, slots={3: 9})
+    stored = {"earlier": State(trained, {9: sums})}
+    store = build_store(program, sent, rule_spec("ddc"), 0, 1, workers=1, stored=stored.__getitem__)
+    weights, variables = store.read()
+    np.testing.assert_array_equal(TABLES.views(weights)[0], TABLES.views(trained[7:])[0])
+    np.testing.assert_array_equal(TABLES.dense(weights), sent.weights)
+    np.testing.assert_array_equal(variables[3], sums)
+
+
+@pytest.mark.parametrize("rule", ["dc-a", "ddc"])
+def test_a_state_that_is_lent_stays_as_it_was_and_only_touched_blocks_are_copied(rule):
+    program, sent, _ = made_by_shards()
+    store = build_store(program, sent, rule_spec(rule), 0, 1, workers=2)
+    store.pull("a", sequence=1)
+    push(store, "a", 2, gradient(1))
+    wanted, held = store.hold(records=True).copied(), store.hold(records=True)
+    table = store._tables[0]
+    rows = gradient(2)
+    TABLES.views(rows)[0][BLOCK_ROWS : 3 * BLOCK_ROWS] = 0
+    store.lookup("a", encode_numbers([np.array([2 * BLOCK_ROWS], np.int32)]), 0)
+    push(store, "a", 3, rows)
+    assert sorted(table._held[0]._kept) == [0, *range(3, 1024 // BLOCK_ROWS)]
+    found = held.copied()
+    np.testing.assert_array_equal(found.weights, wanted.weights)
+    for index, array in wanted.optimizer.items():
+        np.testing.assert_array_equal(found.optimizer[index], array)
+    one, other = to_arrays(found.records), to_arrays(wanted.records)
+    assert sorted(one) == sorted(other)
+    for name, array in other.items():
+        np.testing.assert_array_equal(one[name], array)
+    assert table._held == []
+    assert not np.array_equal(store.read()[0], wanted.weights)
+    held = store.hold()
+    store.write(np.ones(LAYOUT.size, np.float32), {})
+    assert not (held.copied().weights == 1).any()
+
+
+def test_a_table_that_shards_make_needs_an_optimizer_of_rows():
+    program, sent, _ = made_by_shards()
+    with pytest.raises(UsageError, match="exchanged by rows"):
+        build_store(program, sent, rule_spec("ddc", sparse=False), 0, 1, workers=1)

@@ -10,7 +10,7 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -215,6 +215,34 @@ def load_arrays(source: bytes | memoryview | mmap.mmap | Path) -> dict[str, Arra
         else np.zeros(entry.shape, entry.dtype)
         for name, entry in entries.items()
     }
+
+
+class ArrayRanges:
+    """File of safetensors of which only ranges are read.
+
+    Args:
+        read: Returns the bytes of some (offset, length) ranges of the file, one after the other.
+
+    Attributes:
+        read: As given.
+        begin: Size of the header, behind which the entries count.
+        entries: The arrays by name.
+
+    Raises:
+        ProtocolError: the file is no safetensors.
+    """
+
+    def __init__(self, read: Callable[[Sequence[tuple[int, int]]], bytes]) -> None:
+        self.read = read
+        self.begin = header_bytes(read([(0, PREFIX_BYTES)]))
+        self.entries = read_header(read([(0, self.begin)]))
+
+    def elements(self, name: str, start: int, stop: int) -> Array:
+        """Return elements of an array, flat."""
+        entry = self.entries[name]
+        size = entry.dtype.itemsize
+        offset = self.begin + entry.start + size * start
+        return np.frombuffer(self.read([(offset, size * (stop - start))]), entry.dtype)
 
 
 def give_back(array: Array) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import mmap
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +22,26 @@ RowIndex = npt.NDArray[np.int32]
 _FLOAT32 = np.dtype("<f4")
 _INT32 = np.dtype("<i4")
 
+MIN_TABLE_SIZE = 2**16
+"""Elements of the smallest table that is exchanged by rows."""
+
 LONG_RUN = 16
+LEAST_MAPPED_BYTES = 2**22
+
+
+def sparse_zeros(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+    """Return zeros of which only those pages take memory that are written to.
+
+    Large arrays of NumPy have huge pages, so that a row would take 2 MiB.
+    """
+    size = int(np.prod(shape))
+    if size * np.dtype(dtype).itemsize < LEAST_MAPPED_BYTES:
+        return np.zeros(shape, dtype)
+    memory = mmap.mmap(-1, size * np.dtype(dtype).itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, dtype, size).reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -169,8 +190,7 @@ class TableLayout:
 
     def dense(self, flat: Vector) -> Vector:
         """Return a copy of the elements outside the tables."""
-        ends = [0, *(end for table in self.tables for end in (table.start, table.stop)), self.size]
-        return np.concatenate([flat[start:stop] for start, stop in zip(ends[::2], ends[1::2], strict=True)])
+        return np.concatenate([flat[start:stop] for start, stop in self._between()])
 
     def views(self, flat: Vector) -> list[Vector]:
         """Return the tables as views of ``flat``."""
@@ -186,6 +206,37 @@ class TableLayout:
             flat[table.start : table.stop] = values.reshape(-1)
         flat[at:] = dense[taken:]
         return flat
+
+    def spread(self, others: Vector) -> Vector:
+        """Return a new flat vector with these elements outside the tables; the tables are zeros, without memory yet."""
+        flat, taken = sparse_zeros(self.size), 0
+        for start, stop in self._between():
+            flat[start:stop] = others[taken : taken + stop - start]
+            taken += stop - start
+        return flat
+
+    def without(self, tables: Collection[int]) -> TableLayout:
+        """Return the layout of the vector without some of its tables, by index."""
+        kept, lacking = [], 0
+        for index, table in enumerate(self.tables):
+            if index in tables:
+                lacking += table.stop - table.start
+            else:
+                kept.append(Table(table.start - lacking, table.rows, table.width))
+        return TableLayout(self.size - lacking, tuple(kept))
+
+    def _between(self) -> list[tuple[int, int]]:
+        """Return start and end of each stretch outside the tables: one before each table, and one behind the last."""
+        ends = [0, *(end for table in self.tables for end in (table.start, table.stop)), self.size]
+        return list(zip(ends[::2], ends[1::2], strict=True))
+
+    def pieces(self, dense: Vector, tables: Sequence[Iterable[Vector]]) -> Iterator[Vector]:
+        """Yield the flat vector in pieces, given its dense elements, and the pieces of each table."""
+        taken = 0
+        for (start, stop), rows in zip(self._between(), [*tables, ()], strict=True):
+            yield dense[taken : taken + stop - start]
+            taken += stop - start
+            yield from rows
 
     def touched(self, flat: Vector) -> RowVector:
         """Return a vector whose tables are given by their nonzero rows."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,10 +13,11 @@ import numpy.typing as npt
 
 from nfdt.core.arrays.layout import Array, ParameterLayout, Run
 from nfdt.core.arrays.safetensors_io import ArrayEntry
+from nfdt.core.arrays.table_rows import MIN_TABLE_SIZE
 from nfdt.core.errors import ShapeMismatch, UsageError
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.model.program.manifest import Manifest
-from nfdt.model.program.row_updates import MIN_TABLE_SIZE, why_dense
+from nfdt.model.program.row_updates import why_dense
 from nfdt.model.program.state import WEIGHTS, State
 
 GLOBAL = -1
@@ -56,6 +58,8 @@ class ShardPlan:
         constraints: Per variable the constraint's configuration, or None.
         decay: Per variable, whether weight decay applies.
         slots: The optimizer's variables; None when they cannot be attributed (then there is one shard only).
+        sent: Part of the shard in weights without the tables that shards make; see :func:`sent_parts`.
+        sent_size: Number of elements of such weights.
     """
 
     layout: ParameterLayout
@@ -65,21 +69,27 @@ class ShardPlan:
     constraints: tuple[Any, ...]
     decay: tuple[bool, ...]
     slots: tuple[OptimizerSlot, ...] | None
+    sent: slice
+    sent_size: int
 
     def own(self, weights: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the shard's part of weights of the whole model; weights of the shard's size are returned unchanged.
+
+        Both may lack the tables that shards make: the part then lacks them as well.
 
         Raises:
             ShapeMismatch: the weights have neither size.
         """
         size = self.layout.size
-        if weights.size == size:
+        if weights.size == self.model_size:
+            return weights[self.start : self.start + size]
+        if weights.size in (size, self.sent.stop - self.sent.start):
             return weights
-        if weights.size != self.model_size:
-            raise ShapeMismatch(
-                f"State: expected {self.model_size} weights (model) or {size} (shard). Received: {weights.size}."
-            )
-        return weights[self.start : self.start + size]
+        if weights.size == self.sent_size:
+            return weights[self.sent]
+        raise ShapeMismatch(
+            f"State: expected {self.model_size} weights (model) or {size} (shard). Received: {weights.size}."
+        )
 
     def bindings(self, variables: int) -> list[tuple[OptimizerSlot, ...]]:
         """Return, for each optimizer variable of the shard in order, the whole optimizer's variables that it holds.
@@ -168,7 +178,16 @@ def make_plan(manifest: Manifest, index: int, shards: int) -> ShardPlan:
         raise UsageError(
             f"Shard {index}: the program cuts a variable, but its optimizer does not treat elements alike."
         )
-    return ShardPlan(run.layout, run.start, layout.size, flat, constraints, decay, _own_slots(manifest, run))
+    parts = sent_parts(layout, shards, manifest.made)
+    slots = _own_slots(manifest, run)
+    return ShardPlan(run.layout, run.start, layout.size, flat, constraints, decay, slots, parts[index], parts[-1].stop)
+
+
+def sent_parts(layout: ParameterLayout, shards: int, made: Collection[int]) -> list[slice]:
+    """Return the part of each shard in weights without the tables that shards make, by index: ``made``."""
+    sizes = [sum(p.stop - p.start for p in run.pieces if p.variable not in made) for run in layout.cut(shards)]
+    ends = list(itertools.accumulate(sizes))
+    return [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
 
 def _of_pieces(run: Run, values: Sequence[Any] | None, default: Any) -> list[Any]:
@@ -209,11 +228,13 @@ def sparse_tables(manifest: Manifest, algorithm: AlgorithmSpec, shards: int) -> 
 def tables_on_shards(manifest: Manifest, algorithm: AlgorithmSpec, shards: int) -> bool:
     """Return whether workers do not hold the tables of :func:`sparse_tables`, but look up the rows of their batches.
 
-    This needs row numbers that follow from the batch alone; see ``Manifest.looked_up``.
+    This needs row numbers that follow from the batch alone; see ``Manifest.looked_up``. It is so for all tables where
+    shards make one.
     """
     tables = sparse_tables(manifest, algorithm, shards)
     size = 4 * sum(manifest.layout.slots[index].size for index in tables)
-    return size > algorithm.worker_tables_mb * 2**20 and set(tables) <= set(manifest.looked_up)
+    large = size > algorithm.worker_tables_mb * 2**20 or bool(manifest.made)
+    return large and set(tables) <= set(manifest.looked_up)
 
 
 def held_by_workers(manifest: Manifest, algorithm: AlgorithmSpec, shards: int) -> ParameterLayout:
@@ -237,11 +258,14 @@ class StateCut:
         layout: Layout of all trainable variables.
         shards: Number of shards.
         owners: See :attr:`nfdt.model.program.manifest.Manifest.optimizer_owners`.
+        made: See :attr:`nfdt.model.program.manifest.Manifest.made`; a state to be cut may lack these tables.
     """
 
-    def __init__(self, layout: ParameterLayout, shards: int, owners: Sequence[int] | None) -> None:
+    def __init__(
+        self, layout: ParameterLayout, shards: int, owners: Sequence[int] | None, made: Collection[int] = ()
+    ) -> None:
         self._layout, self._owners = layout, owners
-        self._runs = layout.cut(shards)
+        self._runs, self._sent = layout.cut(shards), sent_parts(layout, shards, made)
 
     def size(self, index: int) -> int:
         """Return the number of weights of this shard."""
@@ -249,7 +273,7 @@ class StateCut:
 
     def check(self, state: State) -> None:
         """Raise ShapeMismatch unless the state has the model's weights."""
-        if state.weights.shape != (self._layout.size,):
+        if state.weights.shape not in ((self._layout.size,), (self._sent[-1].stop,)):
             raise ShapeMismatch(f"State: expected {self._layout.size} weights. Received: {state.weights.size}.")
 
     def own(self, state: State, index: int) -> StatePart:
@@ -257,7 +281,8 @@ class StateCut:
         own = {-1, *(piece.variable for piece in self._runs[index].pieces)}
         owners = self._owners or [-1] * (max(state.optimizer, default=-1) + 1)
         optimizer = {i: array for i, array in state.optimizer.items() if i < len(owners) and owners[i] in own}
-        return state.weights[self._runs[index].elements], optimizer
+        whole = state.weights.size == self._layout.size
+        return state.weights[self._runs[index].elements if whole else self._sent[index]], optimizer
 
     def joined(self, parts: Sequence[StatePart]) -> State:
         """Return the whole state from the parts of all shards, in order; see :meth:`table`."""

@@ -18,6 +18,7 @@ import tensorflow as tf
 from nfdt.core.arrays.table_rows import RowIndex, Rows, RowVector, Vector
 from nfdt.core.errors import CaptureError
 from nfdt.model.backends.direct_call import DirectCall, Graph, Prepared
+from nfdt.model.backends.embedding import LOOKUPS
 from nfdt.model.keras_internals.models import flatten_layers
 
 _STATELESS = ("LookupTableFindV2",)  # of StringLookup and IntegerLookup, whose tables do not change
@@ -261,9 +262,9 @@ def why_not_ahead(recorded: Iterable[Any], graph: Any) -> str | None:
 
 
 def layer_of(model: Any, index: int) -> Any:
-    """Return Keras' own embedding whose table is the trainable variable with an index; None for other layers."""
+    """Return the embedding of Keras or NFDT whose table is the trainable variable with an index; None for others."""
     variable = model.trainable_variables[index]
-    layers = (layer for layer in flatten_layers(model) if type(layer) is keras.layers.Embedding and layer.built)
+    layers = (layer for layer in flatten_layers(model) if type(layer) in LOOKUPS and layer.built)
     return next((layer for layer in layers if layer.embeddings is variable), None)
 
 

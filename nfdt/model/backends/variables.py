@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from nfdt.core.arrays.layout import Array
+from nfdt.model.keras_internals.models import has_no_rows
 
 
 def values_of(variables: Iterable[Any]) -> list[Array]:
@@ -70,7 +71,8 @@ def assign_values(variables: Iterable[Any], values: Iterable[Any]) -> None:
 
 @contextmanager
 def preserved(variables: Sequence[Any]) -> Iterator[None]:
-    """Restore the variables' values at the end of the block."""
+    """Restore the variables' values at the end of the block; tables on the shards have none."""
+    variables = [variable for variable in variables if not has_no_rows(variable)]
     held = values_of(variables)
     try:
         yield

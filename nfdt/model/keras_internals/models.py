@@ -257,7 +257,7 @@ def without_rows(shapes: Collection[tuple[int, ...]]) -> Iterator[None]:
     Their ``shape`` is that of the whole variable: ``_initialize`` creates the one of TensorFlow, for any number of
     rows, and ``_shape`` is what Keras says.
     """
-    cls, held = keras.Variable, keras.Variable._initialize
+    cls, held, outer = keras.Variable, keras.Variable._initialize, set(_rowless)
 
     def initialize(variable: Any, value: Any) -> None:
         if variable._shape is not None and tuple(variable._shape) in _rowless:
@@ -273,6 +273,7 @@ def without_rows(shapes: Collection[tuple[int, ...]]) -> Iterator[None]:
     finally:
         cls._initialize = held
         _rowless.clear()
+        _rowless.update(outer)
 
 
 def _initialize_without_rows(variable: Any) -> None:
@@ -285,7 +286,16 @@ def _initialize_without_rows(variable: Any) -> None:
 
 def has_no_rows(variable: Any) -> bool:
     """Return whether a variable was made within :func:`without_rows`."""
-    return keras.backend.backend() == "tensorflow" and len(variable.shape) == 2 and variable.value.shape[0] is None
+    if keras.backend.backend() != "tensorflow" or not isinstance(variable, keras.Variable) or len(variable.shape) != 2:
+        return False
+    return variable.value.shape[0] is None
+
+
+def is_symbolic() -> bool:
+    """Return whether Keras runs code for shapes alone: ``in_symbolic_scope``."""
+    from keras.src.backend.common.symbolic_scope import in_symbolic_scope
+
+    return bool(in_symbolic_scope())
 
 
 def renew(obj: Any) -> None:

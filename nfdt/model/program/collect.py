@@ -17,6 +17,7 @@ from typing import Any
 import keras
 
 from nfdt.core.errors import CaptureError
+from nfdt.model.backends.embedding import Embedding
 from nfdt.model.keras_internals.models import LAMBDA_METHOD, KerasSaveable, object_registration, serialization_lib
 from nfdt.model.keras_internals.training import TORCH_OPTIMIZERS
 
@@ -27,8 +28,8 @@ _REMEDY = (
 
 
 def is_keras_own(obj: Any) -> bool:
-    """Return whether a class or function belongs to Keras (or to Python itself)."""
-    return str(getattr(obj, "__module__", None)).partition(".")[0] in ("keras", "builtins")
+    """Return whether a class or function belongs to Keras, to Python itself, or is NFDT's layer."""
+    return obj is Embedding or str(getattr(obj, "__module__", None)).partition(".")[0] in ("keras", "builtins")
 
 
 class CustomObjects:

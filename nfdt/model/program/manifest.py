@@ -18,6 +18,8 @@ local_optimizers         null, or what workers need of the optimizers that step 
                          ``optimizer`` then subtracts differences of weights
 tables                   trainable variables, by index, that a step looks up row by row: embeddings, see ``tables.py``
 looked_up                those of them that may be on the shards: their row numbers follow from the batch alone
+made                     those of them that shards make, by index, see :class:`MadeTable`; the initial state has neither
+                         their weights nor their optimizer variables
 globals                  Keras' own settings (floatx, default dtype policy, ...)
 trainable                which layers, and which variables, are trainable
 layout                   the trainable variables, see ``ParameterLayout``
@@ -38,10 +40,11 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypedDict, TypeVar
 
 from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.arrays.seeded_rows import SeededRows
 from nfdt.core.errors import ProtocolError
 
 GIVEN = "given"
@@ -50,6 +53,33 @@ GIVEN = "given"
 CODE_ENTRIES = ("code", "by_value", "optimizer_attributes", "local_optimizers")
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class MadeTable:
+    """Table that the shards make.
+
+    Attributes:
+        rows: Its rows before it was trained.
+        state: Artifact of the state that has the trained table; "": it is not trained.
+        start: First element of the table in the weights of that state.
+        slots: Optimizer variables of the table in the program, and their index in that state.
+    """
+
+    rows: SeededRows
+    state: str = ""
+    start: int = 0
+    slots: Mapping[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> MadeTable:
+        """Inverse of :meth:`to_json`."""
+        slots = {int(own): int(stored) for own, stored in entry["slots"].items()}
+        return cls(SeededRows.from_json(entry["rows"]), str(entry["state"]), int(entry["start"]), slots)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the attributes by name."""
+        return {"rows": self.rows.to_json(), "state": self.state, "start": self.start, "slots": dict(self.slots)}
 
 
 class OptimizerEntries(TypedDict):
@@ -319,6 +349,12 @@ class Manifest:
     def looked_up(self) -> list[int]:
         """Those of the :attr:`tables` whose row numbers follow from the batch alone."""
         return [int(index) for index in self.entries.get("looked_up") or ()]
+
+    @property
+    def made(self) -> dict[int, MadeTable]:
+        """Those of the :attr:`tables` that shards make, by index; states on the way to or from the script lack them."""
+        entries = self.entries.get("made") or {}
+        return {int(index): MadeTable.from_json(entry) for index, entry in entries.items()}
 
     @property
     def untrained_rules(self) -> list[dict[str, Any]]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import keras
 
 from nfdt.core.errors import CaptureError
-from nfdt.model.keras_internals.models import flatten_layers, serialization_lib
+from nfdt.model.keras_internals.models import flatten_layers, has_no_rows, serialization_lib, without_rows
 from nfdt.model.keras_internals.training import optimized_variables, public_class, uses_weight_decay
 from nfdt.model.program.described import is_plain
 from nfdt.model.program.manifest import OptimizerEntries
@@ -118,13 +119,31 @@ def build_optimizer_variables(model: Any) -> None:
             "distributed. Use another dtype policy, for instance mixed_bfloat16."
         )
     if not optimizer.built:
-        optimizer.build(trainable)
+        with _rowless_slots(inner):
+            optimizer.build(trainable)
     built_for = optimized_variables(inner)
     if [id(v) for v in built_for] != [id(v) for v in trainable]:
         raise CaptureError(
             f"{_name(model)}: its optimizer was built for {len(built_for)} variables and the model "
             f"now trains {len(trainable)}, not the same ones. Call compile() again after changing `trainable`."
         )
+
+
+@contextmanager
+def _rowless_slots(optimizer: Any) -> Iterator[None]:
+    """Let an optimizer create no rows for tables that have none in this process."""
+    add = optimizer.add_variable_from_reference
+
+    def add_like(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+        rowless = hasattr(reference_variable, "path") and has_no_rows(reference_variable)
+        with without_rows({tuple(reference_variable.shape)} if rowless else ()):
+            return add(reference_variable, *args, **kwargs)
+
+    optimizer.add_variable_from_reference = add_like
+    try:
+        yield
+    finally:
+        del optimizer.add_variable_from_reference
 
 
 def describe_optimizer(model: Any) -> OptimizerEntries:

@@ -16,10 +16,12 @@ import numpy as np
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.safetensors_io import Pieces
+from nfdt.core.arrays.table_rows import MIN_TABLE_SIZE
 from nfdt.core.errors import CaptureError, PolicyRefused
 from nfdt.model.backends.contract import current
+from nfdt.model.backends.embedding import zero_rows
 from nfdt.model.backends.variables import views_of
-from nfdt.model.keras_internals.models import flatten_layers, require_compiled, serialization_lib
+from nfdt.model.keras_internals.models import flatten_layers, has_no_rows, require_compiled, serialization_lib
 from nfdt.model.keras_internals.training import seeded
 from nfdt.model.program.attributes import Attributes, runs_eagerly
 from nfdt.model.program.building import build_model, describe_batch, save_assets
@@ -47,10 +49,9 @@ from nfdt.model.program.optimizer import (
     require_optimizer,
 )
 from nfdt.model.program.policy import check_policy
-from nfdt.model.program.row_updates import MIN_TABLE_SIZE
 from nfdt.model.program.state import dump_state_parts
 from nfdt.model.program.step_effects import StepEffects
-from nfdt.model.program.tables import plain_tables, traced_tables
+from nfdt.model.program.tables import made_tables, plain_tables, traced_tables
 from nfdt.model.program.untrained import describe_given, describe_untrained, describe_variable
 
 logger = logging.getLogger(__name__)
@@ -107,8 +108,9 @@ def pack(
         CaptureError: a part of the model cannot be sent; the message names it and the remedy.
         ValueError: Keras' own error: the model is not compiled, or its code does not fit the batch.
     """
-    local, effects = _prepare(model, sample_batch, predicts=predicts)
-    with seeded(0):  # what the script makes later has the seeds that it has in Keras
+    with zero_rows():
+        local, effects = _prepare(model, sample_batch, predicts=predicts)
+    with zero_rows(), seeded(0):  # what the script makes later has the seeds that it has in Keras
         program = _pack_prepared(model, sample_batch, local, predicts, sources)
         manifest = traced_tables(model, sample_batch, program.manifest, effects, False if predicts else sparse)
         manifest = manifest.replaced(looked_up=_looked_up(model, manifest.tables, sample_batch, predicts))
@@ -124,6 +126,8 @@ def _pack_prepared(
     outside = [*program.outside, *([Attributes(model)] if runs_eagerly(model) and not predicts else ())]
     given = [*(member.path for member in outside if isinstance(member, Attributes)), *sources]
     manifest = manifest.replaced(untrained=[*manifest.untrained, *describe_given(given)])
+    if made := made_tables(model, manifest.optimizer_owners):
+        manifest = manifest.replaced(made=made)
     state_parts = _dump_state(model, manifest, outside)
     state = name_of(*state_parts)
     outputs = record_outputs(model, sample_batch, may_vary=manifest.is_code)
@@ -272,9 +276,11 @@ def _globals() -> dict[str, Any]:
 def _dump_state(model: Any, manifest: Manifest, outside: Sequence[Any]) -> list[bytes | memoryview]:
     optimizer = [] if manifest.steps_on_workers else inner_optimizer(model).variables
     no_changes = [np.zeros(0, np.uint8)] * len(manifest.sources_by_value)
+    held = [variable for variable in model.trainable_variables if not has_no_rows(variable)]
+    slots = {index: variable for index, variable in enumerate(optimizer) if not has_no_rows(variable)}
     return dump_state_parts(
-        Pieces.flat(views_of(model.trainable_variables)),
-        dict(enumerate(views_of(optimizer))),
+        Pieces.flat(views_of(held)),
+        dict(zip(slots, views_of(slots.values()), strict=True)),
         dict(enumerate([*views_of([*state_variables(model, manifest), *outside]), *no_changes])),
     )
 

@@ -1,7 +1,8 @@
 """Allow-list for programs without code, checked before Keras reads their configuration.
 
-Keras' ``safe_mode`` is no security boundary. Every class and function that a configuration names must therefore be a
-public one of Keras, be of a kind used in training, and not run code, load files or wrap other frameworks.
+Keras' ``safe_mode`` is no security boundary. Every class and function that a configuration names must therefore be
+NFDT's layer, or a public one of Keras of a kind used in training that does not run code, load files or wrap other
+frameworks.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import keras
 
 from nfdt.core.errors import PolicyRefused
+from nfdt.model.backends.embedding import Embedding
 from nfdt.model.program.manifest import Manifest
 
 MAX_DEPTH = 200
@@ -73,6 +75,8 @@ def _check_object(config: Mapping[str, Any], where: str) -> None:
             return
         name = config.get("config")
     elif config.get("registered_name") in (None, name) and _is_class(module, name):
+        return
+    elif (module, name) == (Embedding.__module__, Embedding.__name__):
         return
     raise PolicyRefused(
         f"{where}: {module}.{name} is not on the list of what a job without code may use. Submit it to a server that "

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from nfdt.model.program.manifest import Manifest
 
-MIN_TABLE_SIZE = 2**16
-"""Elements of the smallest table that is exchanged by rows."""
-
 _BY_ROWS = ("SGD", "Adagrad")
 _LAZY = ("Adam", "AdamW")
 _MOVES_ALL = ("momentum", "amsgrad", "weight_decay", "use_ema", "clipvalue", "gradient_accumulation_steps")

@@ -14,7 +14,7 @@ name                      content
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -22,16 +22,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from nfdt.core.arrays.layout import Array, ParameterLayout, VariableSlot
+from nfdt.core.arrays.layout import Array, ParameterLayout
 from nfdt.core.arrays.safetensors_io import (
-    PREFIX_BYTES,
     ArrayEntry,
+    ArrayRanges,
     Pieces,
     dump_header,
     dump_parts,
-    header_bytes,
     load_arrays,
-    read_header,
 )
 from nfdt.core.errors import ProtocolError
 
@@ -62,37 +60,59 @@ class StateRanges:
 
     Args:
         read: Returns the bytes of some (offset, length) ranges of the file, one after the other.
+        layout: Layout of all trainable variables.
+        made: Those of them, by index, that the state may lack; see ``Manifest.made``.
 
     Raises:
         ProtocolError: the file is no state.
     """
 
-    def __init__(self, read: Callable[[Sequence[tuple[int, int]]], bytes]) -> None:
-        self._read = read
-        self._begin = header_bytes(read([(0, PREFIX_BYTES)]))
-        self._entries = read_header(read([(0, self._begin)]))
+    def __init__(
+        self,
+        read: Callable[[Sequence[tuple[int, int]]], bytes],
+        layout: ParameterLayout,
+        made: Collection[int] = (),
+    ) -> None:
+        file = ArrayRanges(read)
+        self._read, self._layout, self._begin, self._entries = read, layout, file.begin, file.entries
         if WEIGHTS not in self._entries:
             raise ProtocolError(f"State: expected {WEIGHTS!r}. Received: {sorted(self._entries)[:8]}.")
         self._weights_at = self._begin + self._entries[WEIGHTS].start
+        lacking = made if self._entries[WEIGHTS].shape != (layout.size,) else ()
+        held = [index for index in range(len(layout.slots)) if index not in lacking]
+        self._slots = dict(zip(held, layout.without([*lacking]).slots, strict=True))
 
-    def without(self, layout: ParameterLayout, tables: Sequence[int]) -> State:
-        """Return the state with the weights outside these variables, and without slots of the optimizer.
+    def without(self, tables: Collection[int], optimizer: Collection[int] | None = None) -> State:
+        """Return the state with the weights outside these variables.
+
+        Args:
+            tables: The variables, by index.
+            optimizer: Variables of the optimizer that are left out; None: all but scalars, and the metrics' state.
 
         Raises:
             ProtocolError: the file is no state.
         """
-        dense = [slot for index, slot in enumerate(layout.slots) if index not in tables]
-        kept = {name: e for name, e in self._entries.items() if name.startswith("untrained/") or not e.shape}
+        dense = [slot for index, slot in self._slots.items() if index not in tables]
+        lacking = {WEIGHTS, *(f"optimizer/{index}" for index in optimizer or ())}
+        kept = {
+            name: entry
+            for name, entry in self._entries.items()
+            if (optimizer is None and (name.startswith("untrained/") or not entry.shape))
+            or (optimizer is not None and name not in lacking)
+        }
         weights = ArrayEntry(np.dtype("<f4"), (sum(slot.size for slot in dense),))
         header, order = dump_header({**kept, WEIGHTS: weights})
         ranges = {name: [(self._begin + entry.start, entry.nbytes)] for name, entry in kept.items()}
         ranges[WEIGHTS] = [(self._weights_at + 4 * slot.start, 4 * slot.size) for slot in dense]
         return load_state(header + self._read([each for name in order for each in ranges[name]]))
 
-    def rows(self, table: VariableSlot, numbers: Array) -> Array:
-        """Return rows of a variable of rank 2, shape ``(k, width)``, float32."""
-        width = table.shape[1]
-        ranges = [(self._weights_at + 4 * (table.start + int(n) * width), 4 * width) for n in numbers]
+    def rows(self, table: int, numbers: Array) -> Array:
+        """Return rows of a variable of rank 2, shape ``(k, width)``, float32; zeros if the state lacks it."""
+        width = self._layout.slots[table].shape[1]
+        if table not in self._slots:
+            return np.zeros((len(numbers), width), np.float32)
+        start = self._slots[table].start
+        ranges = [(self._weights_at + 4 * (start + int(n) * width), 4 * width) for n in numbers]
         return np.frombuffer(self._read(ranges) if ranges else b"", "<f4").reshape(len(numbers), width)
 
 

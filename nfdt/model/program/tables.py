@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import keras
 
+from nfdt.core.arrays.table_rows import MIN_TABLE_SIZE
+from nfdt.core.errors import CaptureError
 from nfdt.model.backends.contract import current
-from nfdt.model.keras_internals.models import flatten_layers, own_variables
+from nfdt.model.backends.embedding import LOOKUPS, stored_rows
+from nfdt.model.keras_internals.models import flatten_layers, has_no_rows, own_variables
 from nfdt.model.program.collect import is_keras_own
-from nfdt.model.program.manifest import Manifest
-from nfdt.model.program.row_updates import MIN_TABLE_SIZE, why_dense
+from nfdt.model.program.manifest import MadeTable, Manifest
+from nfdt.model.program.optimizer import inner_optimizer
+from nfdt.model.program.row_updates import why_dense
 from nfdt.model.program.step_effects import StepEffects, trace_step
 
 logger = logging.getLogger(__name__)
 
 
 def plain_tables(model: Any) -> list[int]:
-    """Return the trainable variables, by index, of Keras' own embeddings, whatever else the model does with them."""
+    """Return the trainable variables, by index, of embeddings of Keras and NFDT, whatever else the model does."""
     looked_up = {
         id(layer.embeddings)
         for layer in flatten_layers(model)
-        if type(layer) is keras.layers.Embedding and layer.embeddings_regularizer is None and not layer.lora_enabled
+        if type(layer) in LOOKUPS and layer.embeddings_regularizer is None and not layer.lora_enabled
     }
     return [index for index, variable in enumerate(model.trainable_variables) if id(variable) in looked_up]
 
@@ -53,6 +59,36 @@ def traced_tables(
         logger.debug("No trace of %s for its tables: %s", model.name, error)
         return manifest
     return manifest.replaced(tables=sorted({*manifest.tables} - candidates | candidates & found.by_rows))
+
+
+def made_tables(model: Any, optimizer_owners: Sequence[int] | None) -> dict[str, Any]:
+    """Return the entry ``made`` of a program: the tables, by index, that are on the shards only.
+
+    Args:
+        model: A built model.
+        optimizer_owners: Trainable variable to which each variable of its optimizer belongs, if that is known.
+
+    Raises:
+        CaptureError: a table on the shards is not trainable.
+    """
+    for variable in model.non_trainable_variables:
+        if has_no_rows(variable):
+            raise CaptureError(
+                f"Variable {variable.path!r}: expected a trainable table, as its rows are on the shards. Received: a "
+                "frozen one. Leave the layer trainable."
+            )
+    found = {}
+    for index, variable in enumerate(model.trainable_variables):
+        if has_no_rows(variable):
+            layer = next(one for one in flatten_layers(model) if getattr(one, "_embeddings", None) is variable)
+            table = MadeTable(layer.seeded_rows)
+            if (stored := stored_rows.get(layer)) is not None:
+                known = stored.optimizer() is inner_optimizer(model)
+                own = [slot for slot, owner in enumerate(optimizer_owners or ()) if owner == index] if known else []
+                slots = dict(zip(own, stored.slots, strict=True)) if len(own) == len(stored.slots) else {}
+                table = replace(table, state=stored.state, start=stored.start, slots=slots)
+            found[str(index)] = table.to_json()
+    return found
 
 
 def _candidates(model: Any) -> set[int]:

@@ -13,6 +13,7 @@ import numpy as np
 from nfdt.core.arrays.safetensors_io import give_back
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.model.backends.contract import current
+from nfdt.model.backends.embedding import zero_rows
 from nfdt.model.keras_internals.models import (
     flatten_layers,
     has_no_rows,
@@ -85,7 +86,8 @@ def unpack_with_variables(
             model = _build_from_config(program)
         load_assets(model, program.assets, read)
         if not manifest.by_value:
-            build_model(model, blank_batch(program.input), predicts=program.predicts)
+            with zero_rows():
+                build_model(model, blank_batch(program.input), predicts=program.predicts)
     _set_trainable(model, program)
     if manifest.by_value and program.local_optimizers is not None:
         build_local_optimizers(model, program.local_optimizers)
@@ -97,12 +99,11 @@ def unpack_with_variables(
         check_outputs(model, manifest, read)
         return model, outside
     assert read_ranges is not None, "a model with tables on the shards needs the ranges of its state"
-    state = StateRanges(partial(read_ranges, manifest.state))
+    state = StateRanges(partial(read_ranges, manifest.state), manifest.layout, manifest.made)
     _keep_rowless(model, tables)
     current().use_rows(model, tables)
-    load_from(state.without(manifest.layout, tables), model, program, outside, tables)
-    slots = [manifest.layout.slots[index] for index in tables]
-    check_outputs(model, manifest, read, lambda table, numbers: state.rows(slots[table], numbers))
+    load_from(state.without(tables), model, program, outside, tables)
+    check_outputs(model, manifest, read, lambda table, numbers: state.rows(tables[table], numbers))
     return model, outside
 
 
