@@ -15,7 +15,7 @@ from nfdt.jobserver.job_core import ActiveTraining, JobCore
 from nfdt.jobserver.job_results import JobResults
 from nfdt.model.program.state import dump_state_parts, load_state
 
-TICK_S = 1.0
+TICK_S = 0.5
 LATE_S = 5.0  # pause between two ticks after which this server is assumed to have been suspended
 
 
@@ -57,7 +57,7 @@ class TrainingLoop(EffectHandler):
         return effects or None
 
     def _look_at_clock(self) -> float | None:
-        """Supervise the job once a second, but not while its topology is changed; a timer."""
+        """Supervise the job twice a second, but not while its topology is changed; a timer."""
         if self._done:
             return None
         since_s = self._clock.now() - self._ticked_at
@@ -69,6 +69,8 @@ class TrainingLoop(EffectHandler):
 
     def _tick(self, since_s: float) -> None:
         for job_slot in self._core.slots.living():
+            if (silent_s := self._core.server.pool.silent_s(job_slot.slot)) is not None:
+                self._coordinator.heard(job_slot.name, silent_s)
             # Their silence is explained: the stream of the slot broke, or this server was suspended.
             if job_slot.slot.away or since_s >= LATE_S:
                 self._coordinator.excuse(job_slot.name)
