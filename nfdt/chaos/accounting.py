@@ -173,7 +173,7 @@ def training_times(jobs: Sequence[RecordedJob]) -> list[tuple[float, int]]:
 
     Samples that are trained again count, too.
     """
-    found, last = [], TrainingPosition()
+    found, last = [], TrainingPosition(0)
     sizes = [job.samples or 0 for job in jobs]
     for at, position in positions(jobs):
         epochs = position.epoch - last.epoch if position.job == last.job else 0
@@ -203,7 +203,7 @@ def full_speed_after(times: Sequence[tuple[float, int]], at: float, end: float, 
     slow = [begin for begin in _steps(at, end - window_s) if rate(begin) < 0.9 * before]
     if not slow:
         return 0.0
-    return None if slow[-1] + STEP_S > end - window_s else slow[-1] + STEP_S - at
+    return None if slow[-1] + STEP_S >= end - window_s else slow[-1] + STEP_S - at
 
 
 def _steps(begin: float, end: float) -> list[float]:

@@ -219,8 +219,8 @@ class JobSpec(_Spec):
     start_timeout_s: float = Field(120.0, gt=0, description="how long to wait for the asked number of workers")
 
     @property
-    def heartbeat_s(self) -> float:
-        """Interval of a busy worker's heartbeats, in seconds; well below ``step_timeout_s``."""
+    def busy_report_s(self) -> float:
+        """Interval at which a busy worker reports that its work advances, in seconds; well below ``step_timeout_s``."""
         return self.step_timeout_s / 4
 
     @field_validator("cluster")
