@@ -62,11 +62,13 @@ class Run:
         preset: Its algorithm.
         outages: The outages, one after the other.
         counts: Whether its weights count how often each sample was trained.
+        options: More options of the job, as TOML.
     """
 
     preset: str
     outages: Sequence[Outage]
     counts: bool = False
+    options: str = ""
 
 
 FLAT = (
@@ -82,7 +84,7 @@ FLAT = (
 RUNS = (
     Run("asgd", FLAT, counts=True),
     Run("group-sync", (Outage("power", "worker", 8, 45, 20),)),
-    Run("allreduce", (Outage("power", "worker", 8, 50, 30),)),
+    Run("allreduce", (Outage("power", "worker", 8, 50, 30),), options=", min_workers = 2"),
 )
 QUICK = (Run("asgd", (FLAT[0], FLAT[4]), counts=True),)
 
@@ -93,7 +95,7 @@ def schedule(run: Run, workers: int, shards: int) -> tuple[str, float]:
     for outage in run.outages:
         rows.append(outage.row(at_s))
         at_s += outage.after_s
-    options = f'"emulate.step_ms" = 60, algorithm = {run.preset!r}'
+    options = f'"emulate.step_ms" = 60, algorithm = {run.preset!r}{run.options}'
     cluster = f"[cluster]\nworkers = {workers}\nshards = {shards}\noptions = {{ {options} }}"
     return "\n\n".join((cluster, *rows)), at_s + END_S
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from nfdt.coordinator.effect_queue import EffectQueue
 from nfdt.coordinator.epoch_plan import EpochPlanner
-from nfdt.coordinator.membership import Member, Membership
-from nfdt.coordinator.training import LATE_S, TrainingPhase
+from nfdt.coordinator.membership import LATE_S, Member, Membership
+from nfdt.coordinator.training import TrainingPhase
 from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.work.instructions import (
     CallbackDecision,
@@ -151,12 +151,12 @@ class Validating:
     def look(self, now: float, members: Membership) -> Sequence[str]:
         """Note which workers are late; return none."""
         holding = [member for name in self._book.holders() if (member := members.get(name)) is not None]
-        self._late = frozenset(member.name for member in holding if member.suspected or self._is_late(member, now))
+        self._late = frozenset(member.name for member in holding if member.is_late(self._expected_s(member.name), now))
         return ()
 
-    def _is_late(self, member: Member, now: float) -> bool:
-        task_s, count = self._task_s.get(member.name), len(self._book.held(member.name))
-        return task_s is not None and now - member.leased_at > count * task_s + max(count * task_s, LATE_S)
+    def _expected_s(self, worker: str) -> float | None:
+        task_s = self._task_s.get(worker)
+        return None if task_s is None else task_s * len(self._book.held(worker))
 
     def lost(self, worker: str) -> int:
         """Requeue the rows of a lost worker."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LATE_S = 1.0  # least time after which a worker that was to be done is late
+
 
 @dataclass
 class Member:
@@ -38,6 +40,12 @@ class Member:
     heard_at: float | None = None
     suspected: bool = False
     overtaken: bool = False
+
+    def is_late(self, expected_s: float | None, now: float) -> bool:
+        """Whether others may take the tasks that it holds, which were expected to take so long; None: unknown."""
+        return self.suspected or (
+            expected_s is not None and now - self.leased_at > expected_s + max(expected_s, LATE_S)
+        )
 
 
 class Membership:

@@ -12,7 +12,6 @@ from nfdt.core.work.tasks import Task
 from nfdt.schedulers.leases import LeaseBook
 
 LEASE_BUDGET_S = 0.25  # seconds, slightly more than the target of a lease
-LATE_S = 1.0  # least time after which a worker that was to be done is late
 
 
 class Gate:
@@ -174,11 +173,9 @@ class TrainingPhase:
         """Return the workers whose tasks others may take: those that are overdue, or give no sign of life."""
         late = set()
         for name in self.book.holders():
-            member = self._members.get(name)
-            step_s, count = self._decisions.speeds.step_s(name), len(self.book.held(name))
-            if member is None or member.suspected:
-                late.add(name)
-            elif step_s is not None and now - member.leased_at > count * step_s + max(count * step_s, LATE_S):
+            member, step_s = self._members.get(name), self._decisions.speeds.step_s(name)
+            expected_s = None if step_s is None else step_s * len(self.book.held(name))
+            if member is None or member.is_late(expected_s, now):
                 late.add(name)
         return frozenset(late)
 
