@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.reports.report import Report, arguments
-from nfdt.chaos.accounting import counting_script, full_speed_after, longest_pause, read_counts, training_times
+from nfdt.chaos.accounting import (
+    counting_script,
+    events_of,
+    full_speed_after,
+    longest_pause,
+    read_counts,
+    training_times,
+)
 from nfdt.chaos.trial import TrialRecord
 from tests.support.machines import unavailable
 from tests.support.soak.machine_trial import run_on_machines
@@ -62,13 +69,13 @@ class Run:
         preset: Its algorithm.
         outages: The outages, one after the other.
         counts: Whether its weights count how often each sample was trained.
-        options: More options of the job, as TOML.
+        ends: Whether the outage ends the job, as a rank of a ring that is not elastic does.
     """
 
     preset: str
     outages: Sequence[Outage]
     counts: bool = False
-    options: str = ""
+    ends: bool = False
 
 
 FLAT = (
@@ -84,7 +91,7 @@ FLAT = (
 RUNS = (
     Run("asgd", FLAT, counts=True),
     Run("group-sync", (Outage("power", "worker", 8, 45, 20),)),
-    Run("allreduce", (Outage("power", "worker", 8, 50, 30),), options=", min_workers = 2"),
+    Run("allreduce", (Outage("power", "worker", 8, 50, 30),), ends=True),
 )
 QUICK = (Run("asgd", (FLAT[0], FLAT[4]), counts=True),)
 
@@ -95,7 +102,7 @@ def schedule(run: Run, workers: int, shards: int) -> tuple[str, float]:
     for outage in run.outages:
         rows.append(outage.row(at_s))
         at_s += outage.after_s
-    options = f'"emulate.step_ms" = 60, algorithm = {run.preset!r}{run.options}'
+    options = f'"emulate.step_ms" = 60, algorithm = {run.preset!r}'
     cluster = f"[cluster]\nworkers = {workers}\nshards = {shards}\noptions = {{ {options} }}"
     return "\n\n".join((cluster, *rows)), at_s + END_S
 
@@ -113,9 +120,12 @@ def trial(run: Run, folder: Path, workers: int = 4, shards: int = 2) -> tuple[Tr
 def pauses(run: Run, record: TrialRecord) -> list[tuple[Outage, float, float | None]]:
     """Return for each outage the seconds in which no sample was trained, and those until full speed.
 
-    The seconds for which the server itself is away do not count.
+    The seconds for which the server itself is away do not count. Of a job that ends, the former are those until then.
     """
     times, found = training_times(record.jobs), []
+    if run.ends:
+        ended_at = next(event.at for _, event in events_of(record.jobs, "state") if event.data["state"] == "failed")
+        return [(run.outages[0], ended_at - record.injections[0].at, None)]
     for outage, injection in zip(run.outages, record.injections, strict=True):
         end = injection.at + outage.after_s
         away_s = outage.seconds if outage.role == "server" else 0.0
@@ -127,14 +137,17 @@ def pauses(run: Run, record: TrialRecord) -> list[tuple[Outage, float, float | N
 def measure(report: Report, run: Run, folder: Path, workers: int, shards: int) -> None:
     """Add the rows of a run."""
     record, counts = trial(run, folder, workers, shards)
-    report.notes += [f"{run.preset}: {problem.splitlines()[0]}" for problem in (*record.problems, *record.leftovers)]
+    problems = [*([] if run.ends else record.problems), *record.leftovers]
+    report.notes += [f"{run.preset}: {problem.splitlines()[0]}" for problem in problems]
     if record.missed:
         report.notes.append(f"{run.preset}: {len(record.missed)} outages were not injected")
         return
     for outage, pause_s, full_s in pauses(run, record):
         case = f"{run.preset}, {outage.name}"
-        report.add(case, f"<= {outage.target_s:g}", "s nobody trains", pause_s)
-        report.add(case, "", "s to full speed", float("inf") if full_s is None else full_s)
+        unit = "s until the job ends" if run.ends else "s nobody trains"
+        report.add(case, f"<= {outage.target_s:g}", unit, pause_s)
+        if not run.ends:
+            report.add(case, "", "s to full speed", float("inf") if full_s is None else full_s)
     if run.counts:
         found = read_counts(counts)
         report.add(run.preset, "0", "samples trained twice", found.again)
