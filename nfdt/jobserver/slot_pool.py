@@ -198,6 +198,7 @@ class SlotPool:
                 slot.assigned = slot.released = False
                 slot.session = user.session if user.code else slot.session
                 slot.heartbeat_s, slot.lost_s = user.cluster.heartbeat_s, user.cluster.lost_s
+                slot.heard_at = self._clock.now()  # it has sent heartbeats at another interval
             return taken
 
     def reserve(self, job_id: str, choose: SlotChoice) -> list[PoolSlot]:

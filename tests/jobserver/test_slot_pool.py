@@ -200,6 +200,18 @@ def test_a_job_says_after_how_long_its_slots_are_lost_and_how_often_they_send_he
     assert silent.received == [("worker", "lost")]
 
 
+def test_a_job_with_short_limits_does_not_lose_a_slot_for_the_silence_before_it():
+    silent = SilentPool()
+    silent.beat()
+    silent.pool.receive(silent.slot, finished("job"))
+    silent.advance(2.0)
+    taken(silent.pool, "other", silent.received, cluster=ClusterSpec(heartbeat_s=0.2, lost_s=1.0))
+    silent.advance(1.0)
+    assert ("worker", "lost") not in silent.received
+    silent.advance(0.5)
+    assert silent.received[-1] == ("worker", "lost")
+
+
 def test_a_slot_that_sends_no_heartbeats_may_be_silent():
     silent = SilentPool()
     silent.advance(100.0)

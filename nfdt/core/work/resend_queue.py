@@ -37,6 +37,11 @@ class ResendQueue(Generic[Message]):
             self._ended = True
             self._changed.notify_all()
 
+    def wake(self) -> None:
+        """Begin the time until the next heartbeat anew: the interval has changed."""
+        with self._changed:
+            self._changed.notify_all()
+
     def acknowledge(self, number: int) -> None:
         """Drop the messages up to this number, which the other side has received."""
         with self._changed:

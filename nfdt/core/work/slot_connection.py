@@ -195,7 +195,9 @@ class SlotStream:
             self._registered = True
             self._to_send.acknowledge(assignment.received)
         elif assignment.HasField("heartbeat"):
-            self._every_s = assignment.heartbeat.every_s or HEARTBEAT_S
+            if self._every_s != (every_s := assignment.heartbeat.every_s or HEARTBEAT_S):
+                self._every_s = every_s
+                self._to_send.wake()
             self._to_send.acknowledge(assignment.received)
         elif assignment.number > self._received:
             self._received = assignment.number
