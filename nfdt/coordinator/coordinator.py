@@ -6,7 +6,7 @@
                                      train, collect, validate, summarise         fail() ──> failed
 
 It has no thread, lock, socket or wall clock. The servicer serialises the calls, passes reports in and answers with
-what :meth:`Coordinator.next` returns. It calls :meth:`Coordinator.tick` about once a second, and carries out the
+what :meth:`Coordinator.next` returns. It calls :meth:`Coordinator.tick` several times a second, and carries out the
 effects of :meth:`Coordinator.drain` after each call. For a worker whose instruction is Wait it calls
 :meth:`Coordinator.next` again, without a report, whenever anything has changed.
 """
@@ -32,7 +32,7 @@ from nfdt.core.work.instructions import Effect, ForgetWorker, GiveUp, Instructio
 from nfdt.planning.cost_model import PlanChoice
 from nfdt.schedulers.batch_policies import LocalSizes
 
-SUSPECTED_AFTER = 1.25  # intervals between two signs of life
+SUSPECTED_AFTER = 1.15  # intervals between two signs of life
 
 
 class Coordinator(EpochSequence):

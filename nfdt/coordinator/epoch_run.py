@@ -2,7 +2,7 @@
 
 A phase says what each worker does next (``instruct``, repeated until the worker has done it), processes its reports
 (``absorb``, which returns whether a report advanced the phase) and requeues the work of lost workers (``lost``).
-``look`` is called about once a second: a phase goes on without workers that give no sign of life, or are overtaken,
+``look`` is called several times a second: a phase goes on without workers that give no sign of life, or are overtaken,
 and returns those whose state is missing then.
 """
 
