@@ -59,7 +59,7 @@ class TrainingLoop(EffectHandler):
         return effects or None
 
     def _look_at_clock(self) -> float | None:
-        """Look at the workers, and once a second at the rest of the job, but not while its topology is changed; a timer."""
+        """Look at the workers, and once a second at the rest, but not while the topology is changed; a timer."""
         if self._done:
             return None
         since_s = self._clock.now() - self._ticked_at
