@@ -79,6 +79,8 @@ class FitOptions(TypedDict, total=False):
     hostfile: str
     fetch_whole_mb: int
     snapshot_s: float
+    heartbeat_s: float
+    lost_s: float
     emulate: EmulateOptions
     # Horovod
     fusion_threshold_mb: int

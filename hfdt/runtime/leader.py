@@ -123,7 +123,7 @@ class Leader:
         self._worker = assignment.worker
         busy = pb.NextRequest(worker=self._worker, busy=True)
         job = self._ring.job
-        job.advanced = Heartbeat(lambda: self._connection.ask(busy), job.spec.heartbeat_s)
+        job.advanced = Heartbeat(lambda: self._connection.ask(busy), job.spec.busy_report_s)
         self._connection.send("worker", ready=pb.SlotReady(job_id=assignment.job_id))
 
     def _end_job(self) -> None:

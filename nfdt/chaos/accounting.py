@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.job import resolve_algorithm
 
 BUSY_S = 1.0
+STEP_S = 0.5  # precision of the time until full speed
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,48 @@ def recovered_at(jobs: Sequence[RecordedJob], at: float) -> float | None:
         elif position > farthest:
             return when
     return None
+
+
+def training_times(jobs: Sequence[RecordedJob]) -> list[tuple[float, int]]:
+    """Return the times at which samples were trained, ascending, and how many since the time before.
+
+    Samples that are trained again count, too.
+    """
+    found, last = [], TrainingPosition(0)
+    sizes = [job.samples or 0 for job in jobs]
+    for at, position in positions(jobs):
+        epochs = position.epoch - last.epoch if position.job == last.job else 0
+        more = position.samples - last.samples + epochs * sizes[min(position.job, len(sizes) - 1)]
+        if position.job == last.job and more > 0:
+            found.append((at, more))
+        last = position
+    return found
+
+
+def longest_pause(times: Sequence[tuple[float, int]], begin: float, end: float) -> float:
+    """Return the longest time within ``[begin, end]`` in which no sample was trained; see :func:`training_times`."""
+    inside = [begin, *(at for at, _ in times if begin < at < end), end]
+    return max(after - before for before, after in itertools.pairwise(inside))
+
+
+def full_speed_after(times: Sequence[tuple[float, int]], at: float, end: float, window_s: float = 3.0) -> float | None:
+    """Return the seconds from a fault until as many samples per second as before it are trained again.
+
+    Nine tenths count as as many, over ``window_s`` each; None: it did not happen until ``end``.
+    """
+
+    def rate(begin: float) -> float:
+        return sum(samples for when, samples in times if begin < when <= begin + window_s)
+
+    before = rate(at - window_s)
+    slow = [begin for begin in _steps(at, end - window_s) if rate(begin) < 0.9 * before]
+    if not slow:
+        return 0.0
+    return None if slow[-1] + STEP_S >= end - window_s else slow[-1] + STEP_S - at
+
+
+def _steps(begin: float, end: float) -> list[float]:
+    return [begin + STEP_S * step for step in range(max(0, int((end - begin) / STEP_S)))]
 
 
 def count_samples(jobs: Sequence[RecordedJob]) -> SampleCounts:

@@ -6,7 +6,7 @@
                                      train, collect, validate, summarise         fail() ──> failed
 
 It has no thread, lock, socket or wall clock. The servicer serialises the calls, passes reports in and answers with
-what :meth:`Coordinator.next` returns. It calls :meth:`Coordinator.tick` about once a second, and carries out the
+what :meth:`Coordinator.next` returns. It calls :meth:`Coordinator.tick` several times a second, and carries out the
 effects of :meth:`Coordinator.drain` after each call. For a worker whose instruction is Wait it calls
 :meth:`Coordinator.next` again, without a report, whenever anything has changed.
 """
@@ -31,6 +31,8 @@ from nfdt.core.specs.job import JobSpec
 from nfdt.core.work.instructions import Effect, ForgetWorker, GiveUp, Instruction, Leave, Report, Wait
 from nfdt.planning.cost_model import PlanChoice
 from nfdt.schedulers.batch_policies import LocalSizes
+
+SUSPECTED_AFTER = 1.15  # intervals between two signs of life
 
 
 class Coordinator(EpochSequence):
@@ -166,6 +168,11 @@ class Coordinator(EpochSequence):
         if (member := self._members.get(worker)) is not None:
             member.seen_at = self._clock.now()
 
+    def heard(self, worker: str, silent_s: float) -> None:
+        """Record that the process of a worker gave its last sign of life ``silent_s`` seconds ago."""
+        if (member := self._members.get(worker)) is not None:
+            member.heard_at = self._clock.now() - silent_s
+
     def plan_with(self, spec: JobSpec) -> None:
         """Change the batch sizes of the epochs that begin from now on."""
         self._planner.spec = spec
@@ -179,13 +186,17 @@ class Coordinator(EpochSequence):
         if member is None:
             return Leave("This worker is not part of the job (any more).")
         now = member.seen_at = self._clock.now()
+        if report:
+            member.suspected, member.heard_at = False, None if member.heard_at is None else now
+        elif member.suspected:  # nobody may take the answer to the call that waits
+            return Wait()
         if not member.ready:
             self._members.set_ready(member)
             self._decisions.joined(worker)
         if report and report.busy:  # a heartbeat: it must not be answered with work, which nobody would execute
             return self.ended or Wait()
         if report:
-            member.in_flight = report.in_flight
+            member.in_flight, member.overtaken = report.in_flight, False
         if report and report.supply and self._planner.dataset is not None:
             self._planner.dataset.report(worker, report.supply)
         if self.run and report and self.run.current.absorb(member, report, now):
@@ -242,13 +253,16 @@ class Coordinator(EpochSequence):
             self.advance()
 
     def tick(self) -> None:
-        """Check the timeouts: silent workers, a job without workers, stalls."""
+        """Check the timeouts: workers that are overdue or silent, a job without workers, stalls."""
         now, spec = self._clock.now(), self._planner.spec
         if not self.ended and not self.suspended:  # workers have nothing to report while the shards are away
             for member in self._members.silent(now, spec.step_timeout_s):
                 reason = f"it was silent for more than {spec.step_timeout_s:g} s"
                 self._effects.add(GiveUp(member.name, reason))
                 self.left(member.name, reason)
+            self._members.suspect(now, SUSPECTED_AFTER * spec.cluster.heartbeat_s)
+            if self.run:
+                self.run.look(now)
             if (failure := self._members.failure(now, spec.start_timeout_s)) is not None:
                 self.fail(failure)
             self.advance()

@@ -133,12 +133,18 @@ class LeaseSizer:
         spec: The job.
         policy: Consistency policy.
         tracker: Measured speeds.
+
+    Attributes:
+        backs_up: Whether workers that have nothing left take the tasks of late ones.
     """
 
     def __init__(self, spec: JobSpec, policy: ConsistencyPolicy, tracker: SpeedTracker) -> None:
         self._spec, self._policy, self._tracker = spec, policy, tracker
         known = spec.train.planned is not None and not policy.facts.synchronous  # rows, and the worker of each
         self._tasks: TaskPolicy = make_task_policy(spec.algorithm.tasks) if known else DynamicTasks()
+        facts = policy.facts
+        # Groups divide a batch as they are; and a policy that bounds workers counts the steps that each has begun.
+        self.backs_up = spec.algorithm.topology_facts.flat and not (facts.synchronous or facts.bounded)
         self._samples_per_s, self._uses = 0.0, 0  # sum over all workers, and its remaining number of uses
 
     @property
@@ -161,6 +167,10 @@ class LeaseSizer:
         reference, total = self._spec.fit.batch_size, self._total_speed(members)
         view = EpochView(members, book, self._tracker.speeds, self._tracker.size_of, reference, now, total)
         return self._tasks.limit(size, member, view)
+
+    def size_of_rest(self, member: Member, members: Sequence[Member], rest: int) -> int:
+        """Return the number of tasks that the worker gets of the ``rest`` of an epoch, which others compute, too."""
+        return lease_size(rest, len(members), self._tracker.step_s(member.name), target_s=LEASE_S)
 
     def looks_ahead(self, member: Member, steps: int, book: LeaseBook) -> bool:
         """Whether the worker requests its next lease before the last of ``steps`` leased steps ends.

@@ -2,15 +2,17 @@
 
 A phase says what each worker does next (``instruct``, repeated until the worker has done it), processes its reports
 (``absorb``, which returns whether a report advanced the phase) and requeues the work of lost workers (``lost``).
+``look`` is called several times a second: a phase goes on without workers that give no sign of life, or are overtaken,
+and returns those whose state is missing then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from nfdt.coordinator.effect_queue import EffectQueue
 from nfdt.coordinator.epoch_plan import EpochPlanner
-from nfdt.coordinator.membership import Member, Membership
+from nfdt.coordinator.membership import LATE_S, Member, Membership
 from nfdt.coordinator.training import TrainingPhase
 from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.work.instructions import (
@@ -25,6 +27,7 @@ from nfdt.core.work.instructions import (
     Summary,
     Wait,
 )
+from nfdt.core.work.tasks import Task
 from nfdt.model.training.metric_states import merge_metric_states
 from nfdt.schedulers.leases import LeaseBook
 from nfdt.schedulers.throughput import lease_size
@@ -45,6 +48,7 @@ class Collecting:
         self._epoch = epoch
         self._indices = dict(workers)
         self._expected = set(workers)
+        self._looked_at: float | None = None  # for the first time
 
     def instruct(self, member: Member, now: float) -> Instruction:
         """Return CollectState until the worker has answered."""
@@ -60,6 +64,17 @@ class Collecting:
         self.states[member.name] = state
         self._expected.discard(member.name)
         return True
+
+    def look(self, now: float, members: Membership) -> Sequence[str]:
+        """Continue without suspected workers, and after a while without overtaken ones, once there is any state."""
+        if self._looked_at is None:
+            self._looked_at = now
+        waited = now - self._looked_at >= LATE_S
+        missing = [member for name in sorted(self._expected) if (member := members.get(name)) is not None]
+        late = [member.name for member in missing if member.suspected or (member.overtaken and waited)]
+        late = late if self.states else []
+        self._expected.difference_update(late)
+        return late
 
     def lost(self, worker: str) -> int:
         """Continue without the state of a lost worker."""
@@ -100,6 +115,7 @@ class Validating:
         self._untrained = untrained
         self._workers = workers
         self._task_s: dict[str, float] = {}  # seconds of each worker's last task
+        self._late: frozenset[str] = frozenset()  # workers whose tasks others may evaluate, too
 
     def instruct(self, member: Member, now: float) -> Instruction:
         """Return Evaluate for the held tasks, or for a new lease."""
@@ -107,7 +123,7 @@ class Validating:
         if not tasks:
             left, task_s = self._book.remaining, self._task_s.get(member.name)
             size = lease_size(left, self._workers(), task_s, target_s=VALIDATION_LEASE_S, most=max(1, left))
-            tasks = self._book.issue(member.name, size)
+            tasks = self._book.issue(member.name, size) or self._back_up(member.name)
             member.leased_at = now
         return Evaluate(self._epoch, tasks, self._untrained) if tasks else Wait()
 
@@ -124,6 +140,23 @@ class Validating:
         member.leased_at = now
         self.answers.append(answer.metrics)
         return True
+
+    def _back_up(self, worker: str) -> tuple[Task, ...]:
+        """Lease all tasks of a late worker to another one: the first answer counts, and the other is dropped."""
+        for late in self._late:
+            if tasks := self._book.back_up(worker, {late}, len(self._book.held(late))):
+                return tasks
+        return ()
+
+    def look(self, now: float, members: Membership) -> Sequence[str]:
+        """Note which workers are late; return none."""
+        holding = [member for name in self._book.holders() if (member := members.get(name)) is not None]
+        self._late = frozenset(member.name for member in holding if member.is_late(self._expected_s(member.name), now))
+        return ()
+
+    def _expected_s(self, worker: str) -> float | None:
+        task_s = self._task_s.get(worker)
+        return None if task_s is None else task_s * len(self._book.held(worker))
 
     def lost(self, worker: str) -> int:
         """Requeue the rows of a lost worker."""
@@ -161,6 +194,13 @@ class Summarising:
             return False
         self.summary = report.summary
         return True
+
+    def look(self, now: float, members: Membership) -> Sequence[str]:
+        """Assign the summary to another worker, if its worker is suspected; return none."""
+        member = members.get(self._worker or "")
+        if member is not None and member.suspected:
+            self._worker = None
+        return ()
 
     def lost(self, worker: str) -> int:
         """Assign the summary to another worker."""
@@ -244,6 +284,12 @@ class EpochRun:
             return 0
         self.current = self.training
         return self.training.rewind()
+
+    def look(self, now: float) -> None:
+        """Go on without late workers."""
+        if late := self.current.look(now, self._members):
+            text = f"Epoch {self.epoch + 1} does not wait for {', '.join(late)}: it ends without their metrics."
+            self._effects.emit("log", worker=None, level="warning", text=text)
 
     def waiting_for(self) -> tuple[str, ...]:
         """Return the causes of the wait: workers by name, or "shards"."""

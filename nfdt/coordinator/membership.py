@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LATE_S = 1.0  # least time after which a worker that was to be done is late
+
 
 @dataclass
 class Member:
@@ -12,7 +14,7 @@ class Member:
     Attributes:
         name: Name of the worker, unique within the job while the worker lives.
         index: Number that determines its random seeds and its part of a round.
-        seen_at: Time of its last call, in seconds of the job's clock.
+        seen_at: Time of its last call, or of the last look at one that waits, in seconds of the job's clock.
         ready: Whether it has requested work: its model is built.
         epoch: Number of the epoch that it began last; None before the first.
         leased_at: Time at which it begins the tasks that it holds: when it got them, or when it is free.
@@ -20,6 +22,9 @@ class Member:
         in_flight: Numbers of the held tasks that it has begun; they are not sent again.
         pulls: Whether it pulls weights before it begins the tasks it holds, and after them.
         released: Whether it may leave; its end is then not reported as a loss.
+        heard_at: Time of the last sign of life of its process; None where processes give none.
+        suspected: Whether a sign of life is overdue: others go on without it until it is heard again, or lost.
+        overtaken: Whether another worker has finished a task that it still computes.
     """
 
     name: str
@@ -32,6 +37,15 @@ class Member:
     in_flight: frozenset[int] = frozenset()
     pulls: tuple[bool, bool] = (False, False)
     released: bool = False
+    heard_at: float | None = None
+    suspected: bool = False
+    overtaken: bool = False
+
+    def is_late(self, expected_s: float | None, now: float) -> bool:
+        """Whether others may take the tasks that it holds, which were expected to take so long; None: unknown."""
+        return self.suspected or (
+            expected_s is not None and now - self.leased_at > expected_s + max(expected_s, LATE_S)
+        )
 
 
 class Membership:
@@ -105,6 +119,11 @@ class Membership:
     def silent(self, now: float, timeout_s: float) -> list[Member]:
         """Return the members whose last call is longer ago than ``timeout_s``."""
         return [m for m in self._members.values() if not m.released and now - m.seen_at > timeout_s]
+
+    def suspect(self, now: float, limit_s: float) -> None:
+        """Suspect the members that give signs of life, the last of them longer ago than ``limit_s``."""
+        for member in self._members.values():
+            member.suspected = member.heard_at is not None and now - member.heard_at > limit_s
 
     def failure(self, now: float, start_timeout_s: float) -> str | None:
         """Return the reason why the job fails if it has had no workers for too long, else None."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from nfdt.coordinator.decisions import Decisions
 from nfdt.coordinator.membership import Member, Membership
@@ -134,6 +134,8 @@ class TrainingPhase:
         held = self.book.held(worker, begun=member.in_flight)
         if held:
             return self._work(member, held)
+        if self.book.exhausted(worker) and (tasks := self._back_up(member, now)):
+            return self._work(member, tasks)
         if self.book.exhausted(worker) or not self._let_through(member):
             if not member.in_flight:  # otherwise it reports first
                 self._policy.idle(worker)
@@ -150,6 +152,36 @@ class TrainingPhase:
         member.pulls = pull, self._policy.will_pull(worker, len(member.in_flight))
         member.leased_at = max(now, member.free_at)
         return self._work(member, tasks)
+
+    def _back_up(self, member: Member, now: float) -> tuple[Task, ...]:
+        """Lease the tasks of late workers to one that has nothing left."""
+        leases, worker = self._decisions.leases, member.name
+        if not (leases.backs_up and self.gate.open) or member.in_flight or not self.book.leased:
+            return ()
+        late = self._late(now)
+        for name in late:
+            self.book.free_share(name)
+        if not late or not self.book.exhausted(worker):
+            return ()
+        tasks = self.book.back_up(worker, late, leases.size_of_rest(member, self._members.ready(), self.book.leased))
+        if tasks:
+            self._policy.started(worker, len(tasks))
+            member.pulls, member.leased_at = (False, False), max(now, member.free_at)
+        return tasks
+
+    def _late(self, now: float) -> frozenset[str]:
+        """Return the workers whose tasks others may take: those that are overdue, or give no sign of life."""
+        late = set()
+        for name in self.book.holders():
+            member, step_s = self._members.get(name), self._decisions.speeds.step_s(name)
+            expected_s = None if step_s is None else step_s * len(self.book.held(name))
+            if member is None or member.is_late(expected_s, now):
+                late.add(name)
+        return frozenset(late)
+
+    def look(self, now: float, members: Membership) -> Sequence[str]:
+        """Return no worker: one that has nothing left asks for the tasks of late ones."""
+        return ()
 
     def _let_through(self, member: Member) -> bool:
         """Whether the gate permits a step of the worker.
@@ -191,8 +223,7 @@ class TrainingPhase:
         name, samples = member.name, report.samples
         computes = len(report.in_flight) > self._decisions.plan.overlap  # it has begun one task more than it has pushed
         member.free_at = now + (self._decisions.speeds.step_s(name) or 0.0 if computes else 0.0)
-        finished = (self.book.finish(name, n, samples.get(n)) for n in report.finished)
-        tasks = [task for task in finished if task]
+        tasks = [task for n in report.finished if (task := self._finish(name, n, samples.get(n)))]
         if report.finished or report.in_flight:
             self._given.add(member.name)
         if tasks or report.in_flight:
@@ -207,6 +238,14 @@ class TrainingPhase:
         logs = report.logs if report.epoch == self._begin.epoch else {}
         self.logs.add(member.name, sum(t.samples for t in tasks), logs)
         return True
+
+    def _finish(self, worker: str, task: int, samples: int | None) -> Task | None:
+        others = self.book.also_held_by(worker, task)
+        done = self.book.finish(worker, task, samples)
+        for name in others if done else ():
+            if (other := self._members.get(name)) is not None:
+                other.overtaken = True
+        return done
 
     def lost(self, worker: str) -> int:
         """Take back the tasks of a lost worker; see :meth:`LeaseBook.lose`."""

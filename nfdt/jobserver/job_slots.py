@@ -68,7 +68,7 @@ class JobSlots:
         self.server, self.job_id, self.spec, self.wanted = server, job_id, spec, wanted
         self._portable = portable
         self.token = self.shard_key = token
-        self._user = SlotUser(job_id, session or job_id, spec.code)
+        self._user = SlotUser(job_id, session or job_id, spec.code, cluster=spec.cluster)
         self._joined = 0
         self._quick_deaths = 0
         self._newcomers = 0  # number of the first worker that joined after the first of these deaths

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.resend_queue import ResendQueue
 
@@ -33,6 +34,11 @@ class PoolSlot:
         stream: Number of its current stream.
         away: Whether that stream broke and the process may still resume it.
         received: Number of its last message.
+        heartbeat_s: Seconds between its heartbeats.
+        lost_s: Seconds without a message after which it is lost.
+        heard_at: Time of its last message, on the pool's clock.
+        beats: Whether it sends heartbeats; the silence of others means nothing.
+        silence: Why it was removed, if that was for its silence.
     """
 
     hello: pb.SlotHello
@@ -47,6 +53,11 @@ class PoolSlot:
     stream: int = 0
     away: bool = False
     received: int = 0
+    heartbeat_s: float = ClusterSpec().heartbeat_s
+    lost_s: float = ClusterSpec().lost_s
+    heard_at: float = 0.0
+    beats: bool = False
+    silence: str = ""
 
     @property
     def name(self) -> str:
@@ -82,6 +93,7 @@ class SlotUser:
         job_id: The job.
         session: Client session of the job: a slot that has run code of one session never serves another.
         code: Whether the job carries code.
+        cluster: Cluster of the job, whose slots send heartbeats as it says.
         listener: Function that receives the slots' messages, and their loss; called without any lock held.
     """
 
@@ -89,3 +101,4 @@ class SlotUser:
     session: str = ""
     code: bool = False
     listener: SlotListener | None = None
+    cluster: ClusterSpec = ClusterSpec()

@@ -255,6 +255,7 @@ class Scheduler:
     def _dispatch(self) -> None:
         while not self._stopping:
             try:
+                self._server.pool.remove_silent()
                 if self._serve_one():
                     continue
             except Exception:  # other jobs continue

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from nfdt.core.clock import AwakeClock, Clock
 from nfdt.core.errors import ProtocolError
 from nfdt.core.jobs.runner import Role, SlotCounts
 from nfdt.core.wire import workers_pb2 as pb
@@ -18,7 +18,6 @@ _log = logging.getLogger(__name__)
 
 MAX_SLOTS = 8192
 MAX_NAME = 200
-MOST_PATIENCE_S = 3600.0
 RETURN_POLL_S = 0.1  # interval of checks of a process whose stream broke
 
 
@@ -27,13 +26,14 @@ class SlotPool:
 
     Args:
         lives: Function that returns whether the process of a slot may still run, as far as this machine can determine.
+        clock: Clock of the slots' silence; None: one that stands still while the server does.
 
     Attributes:
         demand: Number of workers that the next job of the queue lacks.
     """
 
-    def __init__(self, lives: Callable[[pb.SlotHello], bool] = lambda hello: True) -> None:
-        self._lives = lives
+    def __init__(self, lives: Callable[[pb.SlotHello], bool] = lambda hello: True, clock: Clock | None = None) -> None:
+        self._lives, self._clock = lives, clock or AwakeClock()
         self.demand = 0
         self._changed = threading.Condition()
         self._slots: list[PoolSlot] = []
@@ -61,7 +61,7 @@ class SlotPool:
             if found is None:
                 self._slots.append(slot)
             slot.to_send.acknowledge(received)
-            slot.stream, slot.away = slot.to_send.open(), False
+            slot.stream, slot.away, slot.heard_at = slot.to_send.open(), False, self._clock.now()
             self._changed.notify_all()
             _log.info("%s slot %s attends%s", hello.role, hello.name, " again" if found else "")
             return JoinedSlot(slot, slot.stream, found is not None)
@@ -78,16 +78,35 @@ class SlotPool:
                 self._changed.notify_all()
 
     def lose(self, slot: PoolSlot, stream: int) -> None:
-        """Remove a process whose stream broke, unless it resumes the stream within its patience."""
+        """Remove a process whose stream broke, unless it resumes the stream in time.
+
+        It has the time of its patience, and no more than its silence may last.
+        """
         self.broke(slot, stream)
-        deadline = time.monotonic() + min(slot.hello.patience_s, MOST_PATIENCE_S)
         with self._changed:
+            deadline = self._clock.now() + min(slot.hello.patience_s, slot.lost_s)
             while slot in self._slots and slot.stream == stream:
-                left = deadline - time.monotonic()
+                left = deadline - self._clock.now()
                 if left <= 0 or slot.dismissed or not self._lives(slot.hello):
                     break
                 self._changed.wait(min(left, RETURN_POLL_S))
         self.leave(slot, stream)
+
+    def silent_s(self, slot: PoolSlot) -> float | None:
+        """Return the seconds since the last message of a slot; None if it sends no heartbeats."""
+        return self._clock.now() - slot.heard_at if slot.beats else None
+
+    def remove_silent(self) -> None:
+        """Remove the slots that are silent for too long; called often."""
+        with self._changed:
+            now = self._clock.now()
+            silent = [slot for slot in self._slots if slot.beats and now - slot.heard_at > slot.lost_s]
+        for slot in silent:
+            slot.silence = (
+                f"{slot.name} on {slot.hello.host} gave no sign of life for {slot.lost_s:g} s: its process, its "
+                "machine or its network stands still"
+            )
+            self.leave(slot)
 
     def ended(self, name: str) -> None:
         """Remove the slots of this name, whose launcher reports their end."""
@@ -106,7 +125,7 @@ class SlotPool:
             listener = None if slot.released else slot.listener
             slot.released = slot.dismissed = True
             self._changed.notify_all()
-        _log.info("%s slot %s is gone", slot.hello.role, slot.name)
+        _log.info("%s slot %s is gone%s", slot.hello.role, slot.name, slot.silence and f": {slot.silence}")
         if listener is not None:
             listener(slot, "lost", None)
 
@@ -114,7 +133,11 @@ class SlotPool:
         """Forward a message to the listener; drop repeated messages and those of another job."""
         kind = message.WhichOneof("message")
         with self._changed:
+            slot.heard_at = self._clock.now()
             slot.to_send.acknowledge(message.received)
+            if kind == "heartbeat":
+                slot.beats = True
+                return
             if slot.received < message.number:
                 slot.received = message.number
             elif message.number:
@@ -174,6 +197,8 @@ class SlotPool:
                 slot.job_id, slot.listener = user.job_id, user.listener
                 slot.assigned = slot.released = False
                 slot.session = user.session if user.code else slot.session
+                slot.heartbeat_s, slot.lost_s = user.cluster.heartbeat_s, user.cluster.lost_s
+                slot.heard_at = self._clock.now()  # it has sent heartbeats at another interval
             return taken
 
     def reserve(self, job_id: str, choose: SlotChoice) -> list[PoolSlot]:

@@ -15,7 +15,8 @@ from nfdt.jobserver.job_core import ActiveTraining, JobCore
 from nfdt.jobserver.job_results import JobResults
 from nfdt.model.program.state import dump_state_parts, load_state
 
-TICK_S = 1.0
+TICK_S = 0.25  # between two looks at the workers
+SUPERVISE_S = 1.0  # between two looks at everything else
 LATE_S = 5.0  # pause between two ticks after which this server is assumed to have been suspended
 
 
@@ -34,6 +35,7 @@ class TrainingLoop(EffectHandler):
         self._results = JobResults(core, training)
         self._callbacks = DecisionHandler(core, training)
         self._ticked_at = self._clock.now() - TICK_S
+        self._supervised_at = self._ticked_at - SUPERVISE_S
         self._reviews = self._done = False
 
     def run(self) -> None:
@@ -57,7 +59,7 @@ class TrainingLoop(EffectHandler):
         return effects or None
 
     def _look_at_clock(self) -> float | None:
-        """Supervise the job once a second, but not while its topology is changed; a timer."""
+        """Look at the workers, and once a second at the rest, but not while the topology is changed; a timer."""
         if self._done:
             return None
         since_s = self._clock.now() - self._ticked_at
@@ -69,16 +71,23 @@ class TrainingLoop(EffectHandler):
 
     def _tick(self, since_s: float) -> None:
         for job_slot in self._core.slots.living():
+            if (silent_s := self._core.server.pool.silent_s(job_slot.slot)) is not None:
+                self._coordinator.heard(job_slot.name, silent_s)
             # Their silence is explained: the stream of the slot broke, or this server was suspended.
             if job_slot.slot.away or since_s >= LATE_S:
                 self._coordinator.excuse(job_slot.name)
+        if self._ticked_at - self._supervised_at >= SUPERVISE_S:
+            self._supervised_at = self._ticked_at
+            self._supervise()
+        self._coordinator.tick()
+
+    def _supervise(self) -> None:
         self._check_client(self._ticked_at)
         self._core.job_log.retry()
         self._core.topology.report()
         self._results.report()
         if self._coordinator.phase != "ended":
             self._core.topology.replace_lost(self._coordinator, self._ticked_at)
-        self._coordinator.tick()
 
     def _check_client(self, now: float) -> None:
         """Cancel an interactive job whose client is gone, or let it continue detached."""

@@ -215,7 +215,11 @@ class SlotEvents:
 
     def _lose(self, slot: PoolSlot) -> None:
         server = self._core.server
-        how, killed = server.end_of(slot.hello), server.was_killed(slot.hello)
+        if slot.silence:  # a process of this machine would keep its place in the launcher
+            how, killed = slot.silence, False
+            server.kill(slot.hello)
+        else:
+            how, killed = server.end_of(slot.hello), server.was_killed(slot.hello)
 
         def lose() -> None:
             job_slot, topology = self._member(slot), self._core.topology

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from nfdt.core.errors import NfdtError, PolicyRefused, ProtocolError
+from nfdt.core.errors import NfdtError, PolicyRefused, ProtocolError, ServerUnreachable
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire import workers_pb2_grpc
 from nfdt.core.wire.channel import MAX_REPORT_BYTES
@@ -47,7 +47,13 @@ class WorkersService(workers_pb2_grpc.WorkersServicer):
         threading.Thread(target=self._listen, args=arguments, name=slot.name, daemon=True).start()
         if first.hello.key:
             yield pb.Assignment(welcome=pb.Welcome(resumed=joined.resumed), received=slot.received)
-        yield from slot.to_send.messages(stream)
+
+        def heartbeat() -> pb.Assignment:
+            return pb.Assignment(heartbeat=pb.Heartbeat(every_s=slot.heartbeat_s), received=slot.received)
+
+        yield from slot.to_send.messages(stream, heartbeat, lambda: slot.heartbeat_s)
+        if slot.silence:  # the stream must not end as if the slot were dismissed: it may register again
+            raise ServerUnreachable(f"{slot.silence}. It may register again.")
 
     def _listen(self, slot: PoolSlot, stream: int, messages: Iterator[pb.SlotMessage]) -> None:
         try:

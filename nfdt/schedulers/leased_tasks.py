@@ -11,19 +11,29 @@ from nfdt.schedulers.tasks import Task
 
 
 class HeldTasks:
-    """Tasks by worker: held by one that lives, or doubtful, because the worker was lost with them."""
+    """Tasks by worker: held by one or several that live, or doubtful, because the only one was lost with them."""
 
     def __init__(self) -> None:
         self._held: dict[str, dict[int, Task]] = {}
+        self._shared = set[int]()  # numbers that several workers have held
         self._doubtful: dict[str, list[Task]] = {}
 
     def __len__(self) -> int:
         """Return the number of tasks, held and doubtful."""
-        return sum(map(len, (*self._held.values(), *self._doubtful.values())))
+        return len({*chain(*self._held.values())}) + sum(map(len, self._doubtful.values()))
+
+    def __bool__(self) -> bool:
+        """Return whether there are any."""
+        return any(self._held.values()) or any(self._doubtful.values())
 
     def __iter__(self) -> Iterator[Task]:
-        """Iterate over all tasks, held and doubtful."""
-        yield from chain(*(tasks.values() for tasks in self._held.values()), *self._doubtful.values())
+        """Iterate over all tasks, held and doubtful, each once."""
+        yield from self.leased()
+        yield from chain(*self._doubtful.values())
+
+    def leased(self) -> list[Task]:
+        """Return the held tasks, each once."""
+        return list({number: task for tasks in self._held.values() for number, task in tasks.items()}.values())
 
     @property
     def holders(self) -> tuple[str, ...]:
@@ -34,22 +44,42 @@ class HeldTasks:
         """Give tasks to a worker."""
         self._held.setdefault(worker, {}).update((task.task, task) for task in tasks)
 
+    def share(self, worker: str, tasks: Collection[Task]) -> None:
+        """Give tasks to one more worker; those that hold them keep them."""
+        self._shared.update(task.task for task in tasks)
+        self.add(worker, tasks)
+
     def of(self, worker: str, *, begun: Collection[int] = ()) -> tuple[Task, ...]:
         """Return the tasks that the worker holds, without those whose numbers are in ``begun``."""
         return tuple(task for number, task in self._held.get(worker, {}).items() if number not in begun)
 
+    def holders_of(self, number: int) -> tuple[str, ...]:
+        """Return the workers that hold a task."""
+        return tuple(worker for worker, tasks in self._held.items() if number in tasks)
+
+    def others(self, worker: str, number: int) -> tuple[str, ...]:
+        """Return the other workers that hold a task; none if it was never shared."""
+        holders = self.holders_of(number) if number in self._shared else ()
+        return tuple(holder for holder in holders if holder != worker)
+
     def pop(self, worker: str, number: int) -> Task | None:
-        """Remove and return a task of the worker; None if it does not hold it."""
-        return self._held.get(worker, {}).pop(number, None)
+        """Remove a task of the worker, also from others that hold it, and return it; None if it does not hold it."""
+        task = self._held.get(worker, {}).pop(number, None)
+        if task is not None and number in self._shared:
+            self._shared.discard(number)
+            for tasks in self._held.values():
+                tasks.pop(number, None)
+        return task
 
     def take(self, worker: str, *, begun: Collection[int] = ()) -> list[Task]:
-        """Remove and return the tasks that the worker holds, without those whose numbers are in ``begun``."""
+        """Remove the tasks that the worker holds but those in ``begun``; return those that no other worker holds."""
         held = self._held.pop(worker, {})
         self._held[worker] = {number: task for number, task in held.items() if number in begun}
-        return [task for number, task in held.items() if number not in begun]
+        taken = [task for number, task in held.items() if number not in begun]
+        return [task for task in taken if task.task not in self._shared or not self.holders_of(task.task)]
 
     def doubt(self, worker: str) -> int:
-        """Make the tasks of a lost worker doubtful; return their number."""
+        """Make the tasks that only a lost worker holds doubtful; return their number."""
         if tasks := self.take(worker):
             self._doubtful[worker] = tasks
         return len(tasks)
@@ -66,6 +96,7 @@ class HeldTasks:
         """Remove and return all tasks."""
         tasks = list(self)
         self._held.clear()
+        self._shared.clear()
         self._doubtful.clear()
         return tasks
 

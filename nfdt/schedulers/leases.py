@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 
 from nfdt.core.specs.job import EpochProgress
 from nfdt.schedulers.leased_tasks import HeldTasks, Settlement
@@ -16,10 +16,10 @@ from nfdt.schedulers.tasks import Task
 class LeaseBook:
     """The state of one epoch's tasks: unleased, leased, finished, settled.
 
-    A task is leased to one worker at a time; only that worker can finish it. :meth:`give_back` requeues those that a
-    worker has not begun, before all others. The tasks of a lost worker are doubtful until :meth:`resolve` is
-    called with what the shards have applied of them. Tasks are requeued as they were, with the same numbers: a shard
-    that has applied one does not apply it again.
+    A task is leased to one worker, and by :meth:`back_up` to others while that one is late; the first of them that
+    reports it finishes it. :meth:`give_back` requeues those that a worker has not begun, before all others. The tasks
+    of a lost worker are doubtful until :meth:`resolve` is called with what the shards have applied of them. Tasks are
+    leased again as they were, with the same numbers: a shard that has applied one does not apply it again.
 
     A finished task is settled once a snapshot of the shards contains its update. :meth:`rewind` requeues all tasks that
     the last snapshot lacks, because the shards have gone back to it.
@@ -77,6 +77,22 @@ class LeaseBook:
             self._held.add(worker, tasks)
         return tuple(tasks)
 
+    def back_up(self, worker: str, late: Container[str], limit: int) -> tuple[Task, ...]:
+        """Lease up to ``limit`` tasks to the worker that only ``late`` workers hold; they keep them, too.
+
+        Empty for parts of a round, and for tasks that only their worker can compute.
+        """
+        if self._rounds or not self._source.repeatable:
+            return ()
+        overdue = (task for task in self._held.leased() if self._is_overdue(task.task, worker, late))
+        tasks = tuple(islice(overdue, limit))
+        self._held.share(worker, tasks)
+        return tasks
+
+    def _is_overdue(self, task: int, worker: str, late: Container[str]) -> bool:
+        holders = self._held.holders_of(task)
+        return worker not in holders and all(holder in late for holder in holders)
+
     def held(self, worker: str, *, begun: Collection[int] = ()) -> tuple[Task, ...]:
         """Return the tasks that the worker holds, without those whose numbers are in ``begun``."""
         return self._held.of(worker, begun=begun)
@@ -88,6 +104,10 @@ class LeaseBook:
     def holders(self) -> tuple[str, ...]:
         """Return the workers that hold tasks."""
         return self._held.holders
+
+    def also_held_by(self, worker: str, task: int) -> tuple[str, ...]:
+        """Return the other workers that hold a task, after :meth:`back_up`."""
+        return self._held.others(worker, task)
 
     @property
     def unsettled_bytes(self) -> int:
@@ -127,6 +147,11 @@ class LeaseBook:
         """Reserve the unleased tasks for these workers, in proportion."""
         self._source.divide(weights)
 
+    def free_share(self, worker: str) -> None:
+        """Let all workers take what is reserved for one that is late."""
+        if self._source.repeatable:
+            self._source.release(worker)
+
     def give_back(self, worker: str, *, begun: Collection[int] = ()) -> int:
         """Requeue the tasks that the worker holds but has not begun; return their number."""
         tasks = self._source.returned(self._held.take(worker, begun=begun))
@@ -134,7 +159,7 @@ class LeaseBook:
         return len(tasks)
 
     def lose(self, worker: str) -> int:
-        """Take back the tasks of a lost worker; return their number. A second call returns 0.
+        """Take back the tasks that only a lost worker holds; return their number. A second call returns 0.
 
         Parts of a round are requeued at once, because shards know them by round and part.
         """

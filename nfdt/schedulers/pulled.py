@@ -34,6 +34,8 @@ class PulledTasks(TaskSource):
         issued: Number of batches leased, without returned ones.
     """
 
+    repeatable = False
+
     def __init__(self, steps: int | None = None, begin: Position | None = None) -> None:
         self._steps = steps
         self.issued = 0

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from nfdt.schedulers.batch_policies import LocalSizes
 from nfdt.schedulers.ranges import Ranges, RowRange, RowSet
@@ -19,7 +20,12 @@ class TaskSource(ABC):
     """Unleased tasks by rounds (an asynchronous round is one task).
 
     The methods with a body are those of tasks that any worker can compute, and that have no row numbers.
+
+    Attributes:
+        repeatable: Whether a worker can compute a task that another one has taken.
     """
+
+    repeatable: ClassVar[bool] = True
 
     @abstractmethod
     def take(self, worker: str, limit: int) -> list[Task]:

@@ -133,7 +133,7 @@ class Worker(LoopDriver):
         self._ahead: Future[ins.Instruction] | None = None  # answer to a request that was made ahead
         self._batch: tuple[Task, PreparedBatch] | None = None  # of the task that begins next
         self._emulated = EmulatedSteps(spec, index, name, stopped.wait)
-        self._heartbeat = Heartbeat(self._send_heartbeat, spec.heartbeat_s)
+        self._heartbeat = Heartbeat(self._send_heartbeat, spec.busy_report_s)
 
     @property
     def built(self) -> BuiltProgram | None:

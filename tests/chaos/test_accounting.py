@@ -11,10 +11,13 @@ from nfdt.chaos.accounting import (
     count_samples,
     failure,
     first_progress,
+    full_speed_after,
     last_logs,
+    longest_pause,
     recovered_at,
     samples_of_epoch,
     trained_steps,
+    training_times,
 )
 
 SIZE = 100
@@ -133,3 +136,28 @@ def test_the_last_logs_include_the_validation():
 def test_the_size_of_an_epoch_is_known_for_whole_arrays(kind, steps, expected):
     spec = {"train": {"kind": kind, "samples": 40}, "fit": {"steps_per_epoch": steps}}
     assert samples_of_epoch(spec) == expected
+
+
+def test_samples_are_trained_at_the_times_at_which_positions_advance():
+    jobs = [job((1, "progress", 0, 50), (3, "progress", 0, 100), (4, "epoch_end", 0, 100), (6, "progress", 1, 30))]
+    assert training_times(jobs) == [(1, 50), (3, 50), (6, 30)]
+
+
+def test_samples_that_are_trained_again_are_trained():
+    jobs = [job((1, "progress", 0, 50), (2, "shards_restored", 40), (3, "progress", 0, 20), (4, "progress", 0, 60))]
+    assert training_times(jobs) == [(1, 50), (4, 40)]
+
+
+def test_the_longest_pause_includes_those_at_both_ends():
+    times = [(1.0, 5), (2.0, 5), (5.0, 5), (6.0, 5)]
+    assert longest_pause(times, 1.5, 6.5) == 3.0
+    assert longest_pause(times, 5.5, 9.0) == 3.0
+    assert longest_pause([], 2.0, 4.0) == 2.0
+
+
+@pytest.mark.parametrize(("again_at", "seconds"), [(10.0, 0.0), (14.0, 2.5), (21.0, None)])
+def test_full_speed_is_nine_tenths_of_the_samples_per_second_before(again_at, seconds):
+    steady = [(0.25 + 0.5 * i, 10) for i in range(40)]
+    slow = [(at, 10 if at < 10.0 or at > again_at else 8) for at, _ in steady]
+    found = full_speed_after(slow, 10.0, 20.0)
+    assert found == (None if seconds is None else pytest.approx(seconds, abs=0.5))

@@ -64,12 +64,23 @@ def check_rows(spec, cluster):
         assert all(0 < end["steps"] <= spec.fit.steps_per_epoch for end in cluster.of("epoch_end"))
 
 
-def act(cluster, moves, kill_at=()):
-    """Play a random interleaving, then let all workers finish."""
+def act(cluster, moves, kill_at=(), silent_at=None):
+    """Play a random interleaving, then let all workers finish; at ``silent_at`` one falls silent, or is heard again."""
+    silent = {}
     for number, (index, what) in enumerate(moves):
         if cluster.over:
             break
-        names = list(cluster.workers)
+        if silent_at is not None:
+            now = cluster.clock.now()
+            if number in silent_at:
+                name = list(cluster.workers)[index % len(cluster.workers)]
+                silent = {other: since for other, since in silent.items() if other != name} or {name: now}
+            for name in cluster.workers:
+                cluster.coordinator.heard(name, now - silent.get(name, now))
+            cluster.coordinator.tick()
+            cluster.settle()
+            cluster.clock.advance(0.4)
+        names = [name for name in cluster.workers if name not in silent]
         if number in kill_at and len(names) > 0:
             cluster.kill(names[index % len(names)])
             if what % 2:
@@ -122,6 +133,22 @@ def test_at_least_once_when_workers_are_killed(preset, overrides, shape, moves, 
         assert end["val_logs"] == ({"rows": float(shape["validation"])} if shape["validation"] else None)
     again = Counter(task.task for _, task in cluster.pushes)
     assert again.total() - len(again) <= requeued
+
+
+@pytest.mark.parametrize(("preset", "overrides"), ALGORITHMS + BY_SPEED, ids=IDS + BY_SPEED_IDS)
+@given(shape=SHAPES, moves=MOVES, silences=KILLS)
+def test_shards_that_apply_each_task_once_have_each_row_once_whoever_falls_silent(
+    preset, overrides, shape, moves, silences
+):
+    spec = job(preset, overrides=overrides, **shape)
+    cluster = started(spec)
+    act(cluster, moves, silent_at=silences)
+    check_rows(spec, cluster)
+    applied = {(task.task, task.part): task for _, task in cluster.pushes}
+    assert set(Counter(row for task in applied.values() for row in cluster.rows(task)).values()) == {1}
+    for end in cluster.of("epoch_end"):
+        assert end["samples"] == len(cluster.trained[end["epoch"]])
+        assert end["val_logs"] == ({"rows": float(shape["validation"])} if shape["validation"] else None)
 
 
 @pytest.mark.parametrize(("preset", "overrides"), ALGORITHMS, ids=IDS)

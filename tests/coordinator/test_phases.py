@@ -36,7 +36,11 @@ class Phase:
         decisions = SimpleNamespace(
             policy=self.policy,
             leases=SimpleNamespace(
-                divides=False, size=lambda *_: lease, looks_ahead=lambda *_: False, step_s=lambda _: 0.0
+                divides=False,
+                backs_up=False,
+                size=lambda *_: lease,
+                looks_ahead=lambda *_: False,
+                step_s=lambda _: 0.0,
             ),
             plan=SimpleNamespace(overlap=1),
             speeds=SimpleNamespace(stepped=lambda worker, samples, time: self.stepped.append((samples, time))),

@@ -256,6 +256,18 @@ def test_a_group_that_is_gone_is_reported_once_and_the_others_share_the_work():
     assert [slots.share(worker).rate for worker in slots._shares] == [1.0]
 
 
+def test_a_group_whose_leader_is_not_yet_known_to_be_gone_leaves_its_tasks_to_others():
+    worlds, left = Worlds(0.01, 0.01, 0.04, 0.04), []
+    slots = formed(worlds)
+    worlds.failure[2, 3] = "a machine is silent"
+    leader = slots._leaders[2, 3]
+    coordinator = SimpleNamespace(left=lambda worker, reason: left.append((worker, reason)), fail=None)
+    for _ in range(2):
+        slots.replace_lost(coordinator, 0.0)
+    assert left == [(leader.name, "its ring has ended")]
+    assert leader.gone
+
+
 def test_with_the_last_group_the_reason_is_known():
     worlds = Worlds(0.01, 0.01)
     slots = formed(worlds)

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -131,6 +132,26 @@ def test_a_call_whose_answer_was_lost_is_answered_again_and_counts_once(most, cl
     assert len(set(calls)) == len(set(numbers)), "a call made again was answered differently"
     assert sorted(slot.trained) == list(range(30))
     assert [e["logs"]["steps"] for e in of(events, "epoch_end")] == [10, 10, 10]
+
+
+def test_a_worker_that_computes_longer_than_silence_may_last_is_not_lost(cluster):
+    cluster.start(shards=1)
+
+    def compute(slot, task):
+        until = time.monotonic() + 1.0
+        while task.task == 2 and time.monotonic() < until:
+            pass  # in Python, all the time
+
+    (slot,) = slots_of(cluster, cluster.server.address, compute)
+    client = cluster.client()
+    spec = client.spec(epochs=2, workers=1)
+    spec["cluster"] |= {"heartbeat_s": 0.1, "lost_s": 0.4}
+    events = client.finish(client.submit(spec))
+    assert events[-1][1]["state"] == "succeeded"
+    assert of(events, "worker_lost") == []
+    assert sorted(slot.trained) == list(range(20))
+    beats = {known.name: known.beats for known in cluster.server.context.pool._slots}
+    assert beats[slot.name]
 
 
 def test_a_shard_s_connection_is_cut_and_the_job_goes_on(cluster, relay, gate):

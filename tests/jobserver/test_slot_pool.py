@@ -6,12 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from nfdt.core.clock import AwakeClock
 from nfdt.core.errors import ProtocolError
+from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job_slots import SPARE_JOINS, JobSlots
 from nfdt.jobserver.pool_slot import PoolSlot, SlotUser
 from nfdt.jobserver.slot_pool import SlotPool
+from tests.support.clocks import ManualClock
 
 
 def hello(name="worker", **fields) -> pb.SlotHello:
@@ -127,7 +130,7 @@ def test_a_message_that_is_sent_again_counts_once(pool):
 
 
 def test_the_number_of_workers_that_replace_lost_ones_is_limited(pool):
-    spec = SimpleNamespace(code=False, versions={})
+    spec = SimpleNamespace(code=False, versions={}, cluster=ClusterSpec())
     slots = JobSlots(SimpleNamespace(pool=pool), "job", spec, "session", "token", wanted=2)
     for number in range(40):
         pool.join(hello(f"worker-{number}"))
@@ -139,3 +142,103 @@ def test_the_number_of_workers_that_replace_lost_ones_is_limited(pool):
 def test_a_slot_is_here_on_the_same_start_of_the_same_machine(boot, host, here):
     context = ServerContext(store=None, artifacts=None, pool=None, host="h", boot="b")
     assert context.is_here(hello(host=host, boot_id=boot)) is here
+
+
+HEARTBEAT = pb.SlotMessage(heartbeat=pb.SlotHeartbeat())
+
+
+class SilentPool:
+    """Pool on a clock that a test sets, with a slot of a job; ``received`` is what the job hears of it."""
+
+    def __init__(self, **cluster) -> None:
+        self.machine, self.received = ManualClock(), Messages()
+        self.pool = SlotPool(clock=AwakeClock(self.machine))
+        joined = self.pool.join(hello(key="k", patience_s=60.0))
+        self.stream = joined.stream
+        self.slot = taken(self.pool, "job", self.received, cluster=ClusterSpec(**cluster))
+
+    def beat(self) -> None:
+        self.pool.receive(self.slot, HEARTBEAT)
+
+    def advance(self, seconds: float, step_s: float = 0.5) -> None:
+        """Let time pass; the pool looks at its slots every ``step_s``."""
+        for _ in range(round(seconds / step_s)):
+            self.machine.advance(step_s)
+            self.pool.remove_silent()
+
+
+def test_a_slot_without_a_sign_of_life_is_lost_and_may_register_again():
+    silent = SilentPool()
+    silent.beat()
+    silent.advance(8.0)
+    assert silent.received == []
+    silent.advance(0.5)
+    assert silent.received == [("worker", "lost")]
+    assert "for 8 s" in silent.slot.silence
+    again = silent.pool.join(hello(key="k", patience_s=60.0))
+    assert (again.resumed, again.slot.silence) == (False, "")
+    assert silent.pool.attending("worker") == (1, 1)
+
+
+def test_any_message_is_a_sign_of_life():
+    silent = SilentPool()
+    silent.beat()
+    for _ in range(5):
+        silent.advance(6.0)
+        silent.pool.receive(silent.slot, pb.SlotMessage(output=pb.SlotOutput(job_id="job")))
+    assert ("worker", "lost") not in silent.received
+    assert silent.pool.silent_s(silent.slot) == 0.0
+
+
+def test_a_job_says_after_how_long_its_slots_are_lost_and_how_often_they_send_heartbeats():
+    silent = SilentPool(heartbeat_s=5.0, lost_s=30.0)
+    silent.beat()
+    silent.advance(30.0)
+    assert silent.received == []
+    assert silent.slot.heartbeat_s == 5.0
+    silent.advance(0.5)
+    assert silent.received == [("worker", "lost")]
+
+
+def test_a_job_with_short_limits_does_not_lose_a_slot_for_the_silence_before_it():
+    silent = SilentPool()
+    silent.beat()
+    silent.pool.receive(silent.slot, finished("job"))
+    silent.advance(2.0)
+    taken(silent.pool, "other", silent.received, cluster=ClusterSpec(heartbeat_s=0.2, lost_s=1.0))
+    silent.advance(1.0)
+    assert ("worker", "lost") not in silent.received
+    silent.advance(0.5)
+    assert silent.received[-1] == ("worker", "lost")
+
+
+def test_a_slot_that_sends_no_heartbeats_may_be_silent():
+    silent = SilentPool()
+    silent.advance(100.0)
+    assert silent.received == []
+    assert silent.pool.silent_s(silent.slot) is None
+
+
+def test_the_time_for_which_the_server_stood_still_is_no_silence_of_its_slots():
+    silent = SilentPool()
+    silent.beat()
+    silent.advance(300.0, step_s=100.0)
+    assert silent.received == []
+    silent.advance(6.0)
+    assert silent.received == [("worker", "lost")]
+
+
+def test_a_broken_stream_is_awaited_no_longer_than_silence_lasts():
+    silent = SilentPool()
+
+    class Passing(AwakeClock):
+        """Clock that goes on by a second each time it is read."""
+
+        def now(self) -> float:
+            silent.machine.advance(1.0)
+            return super().now()
+
+    silent.pool._clock = Passing(silent.machine)
+    silent.pool.lose(silent.slot, silent.stream)
+    assert silent.received == [("worker", "lost")]
+    assert silent.machine.now() < 15.0, "its patience is 60 s"

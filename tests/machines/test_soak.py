@@ -152,6 +152,16 @@ def test_a_process_is_stopped_for_a_time(cluster, clock):
     assert eventually(lambda: cluster.status("worker0") != psutil.STATUS_STOPPED)
 
 
+def test_all_processes_of_a_machine_stand_still_for_a_time(cluster, clock):
+    injector = MachineInjector(cluster)
+    injector.inject(fault('kind = "pause"\nrole = "worker"\ntarget = 1\nseconds = 5'))
+    assert eventually(lambda: cluster.status("worker1") == psutil.STATUS_STOPPED)
+    assert cluster.status("worker0") != psutil.STATUS_STOPPED
+    clock[0] += 5.1
+    injector.poll()
+    assert eventually(lambda: cluster.status("worker1") != psutil.STATUS_STOPPED)
+
+
 def test_a_command_that_was_killed_is_started_again(cluster, clock):
     injector = MachineInjector(cluster)
     assert injector.inject(fault('kind = "kill"\nrole = "server"\nseconds = 5')) is not None

@@ -22,6 +22,11 @@ def book_of(steps, kind="dynamic", workers=3):
 
 KINDS = ["dynamic", "static", "rounds"]
 ACTIONS = st.lists(st.tuples(st.sampled_from(["issue", "finish", "lose"]), st.integers(0, 2), st.integers(1, 4)))
+WITH_BACKUPS = st.lists(
+    st.tuples(
+        st.sampled_from(["issue", "finish", "lose", "back up", "give back"]), st.integers(0, 2), st.integers(1, 4)
+    )
+)
 
 
 def lose(book, worker):
@@ -74,6 +79,69 @@ def test_a_task_is_held_by_one_worker_at_a_time(kind, actions):
         held = [t.task for w in ("w0", "w1", "w2") for t in book.held(w)]
         assert len(set(held)) == len(held)
         assert set(book.holders()) == {w for w in ("w0", "w1", "w2") if book.held(w)}
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@given(steps=st.integers(1, 30), actions=WITH_BACKUPS)
+def test_every_row_is_finished_exactly_once_whatever_is_leased_twice(kind, steps, actions):
+    book, names, finished = book_of(steps, kind), ("w0", "w1", "w2"), Counter()
+
+    def finish(name, count):
+        for task in book.held(name)[:count]:
+            finished.update([book.finish(name, task.task).start])
+            assert all(task not in book.held(other) for other in names)
+
+    for action, worker, count in actions:
+        name, others = names[worker], set(names) - {names[worker]}
+        match action:
+            case "issue":
+                book.issue(name, count)
+            case "finish":
+                finish(name, count)
+            case "lose":
+                lose(book, name)
+            case "give back":
+                book.give_back(name, begun={task.task for task in book.held(name)[:count]})
+            case "back up":
+                before = book.held(name)
+                assert not set(book.back_up(name, others, count)) & set(before)
+        assert book.leased == len({task for other in names for task in book.held(other)})
+    while not book.done:
+        for name in names:
+            book.issue(name, 2)
+            finish(name, 2)
+    assert finished == Counter(range(steps))
+    assert book.samples_finished == steps
+
+
+def test_a_task_that_is_leased_twice_is_finished_by_the_first_and_lost_with_the_last():
+    book = book_of(2)
+    tasks = book.issue("slow", 2)
+    assert book.back_up("idle", {"idle"}, 2) == (), "nobody who is not late"
+    assert book.back_up("idle", {"slow"}, 2) == tasks
+    assert book.back_up("idle", {"slow"}, 2) == (), "it holds them"
+    assert book.back_up("third", {"slow"}, 2) == (), "the second one is not late"
+    assert book.also_held_by("idle", tasks[0].task) == ("slow",)
+    assert book.finish("idle", tasks[0].task) == tasks[0]
+    assert book.finish("slow", tasks[0].task) is None
+    assert lose(book, "slow") == 0
+    assert book.held("idle") == (tasks[1],)
+    assert lose(book, "idle") == 1
+    assert book.issue("third") == (tasks[1],)
+
+
+def test_shards_that_go_back_need_a_task_that_is_leased_twice_once():
+    book = book_of(2)
+    tasks = book.issue("slow", 2)
+    book.back_up("idle", {"slow"}, 2)
+    book.rewind()
+    assert book.issue("third", 5) == tasks
+
+
+def test_parts_of_a_round_are_leased_once():
+    book = book_of(1, "rounds")
+    book.issue("w0")
+    assert book.back_up("w1", {"w0"}, 1) == ()
 
 
 def test_only_the_holder_can_finish_a_task():

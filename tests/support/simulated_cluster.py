@@ -100,6 +100,12 @@ class SimulatedWorker(LoopDriver):
     def in_flight(self):
         return [task for sent in self.pipeline.in_flight for task, _ in sent]
 
+    def _leased(self):
+        """Return the tasks in flight that the worker holds."""
+        run = self.cluster.coordinator.run
+        held = run.training.book.held(self.name) if run else ()
+        return [task for task in self.in_flight if task in {each.task for each in held}]
+
     def ask(self):
         if isinstance(self.instruction, Wait):
             self.do()
@@ -110,8 +116,8 @@ class SimulatedWorker(LoopDriver):
     def do(self):
         """Execute the instruction; the report is sent with the next call of ``ask``."""
         instruction, self.instruction = self.instruction, None
-        assert isinstance(instruction, Work | Wait | MoveShards) or not self.in_flight, (
-            "only more work overlaps with pushes"
+        assert isinstance(instruction, Work | Wait | MoveShards) or not self._leased(), (
+            "only more work overlaps with pushes, but for those of tasks that others have finished"
         )
         if isinstance(instruction, Leave):
             return

@@ -50,7 +50,7 @@ class SlotServer(workers_pb2_grpc.WorkersServicer):
     def _receive(self, messages):
         with contextlib.suppress(grpc.RpcError):  # the slot has ended
             for message in messages:
-                if not (message.HasField("output") or message.HasField("spans")):  # they come at any time
+                if message.WhichOneof("message") not in ("output", "spans", "heartbeat"):  # they come at any time
                     self._messages.put(message)
                 if message.HasField("leaving"):
                     self._to_send.put(None)

@@ -85,3 +85,33 @@ def test_a_restarted_server_gets_no_late_messages_about_assignments_of_the_last_
             stream.sender()(finished=pb.SlotFinished(job_id="job"))
     stream.close()
     assert server.later.get(timeout=DEADLINE_S).WhichOneof("message") == first
+
+
+class BeatingServer:
+    """Server of one slot that asks for a heartbeat every few milliseconds, and waits for some."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self.received = count, []
+
+    def Attend(self, messages, wait_for_ready):
+        assert next(messages).HasField("hello")
+        yield pb.Assignment(heartbeat=pb.Heartbeat(every_s=0.002))
+        yield pb.Assignment(welcome=pb.Welcome(resumed=False))
+        yield pb.Assignment(shard=pb.ShardAssignment(job_id="job"), number=1)
+        while len(self.received) < self._count:
+            self.received.append(next(messages))
+        yield pb.Assignment(dismiss=pb.Dismiss(), number=2)
+
+
+def test_a_slot_sends_heartbeats_at_the_interval_of_the_server_and_its_messages_once():
+    server = BeatingServer(4)
+    stream = SlotStream(server, make_hello("slot", "shard", resumes=True, patience_s=DEADLINE_S), "address")
+    for assignment in stream.assignments():
+        if assignment.HasField("shard"):
+            stream.send(ready=pb.SlotReady(job_id="job", address="address:1"))
+        assert not assignment.HasField("heartbeat")
+    stream.close()
+    kinds = [(message.WhichOneof("message"), message.number) for message in server.received]
+    assert sorted(set(kinds)) == [("heartbeat", 0), ("ready", 1)]
+    assert kinds.count(("ready", 1)) == 1
+    assert {message.received for message in server.received if not message.number} == {1}

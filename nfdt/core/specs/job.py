@@ -52,7 +52,22 @@ class ClusterSpec(RingTuning, RingElastic):
     snapshot_s: float = Field(
         10.0, ge=0.1, le=86400, description="seconds between two snapshots of the shards, from which lost ones go on"
     )
+    heartbeat_s: float = Field(
+        2.0,
+        ge=0.1,
+        le=3600,
+        description="seconds between two signs of life of a worker; nobody waits for an overdue one",
+    )
+    lost_s: float = Field(
+        8.0, ge=0.4, le=86400, description="a slot without a sign of life for so many seconds is lost to the job"
+    )
     emulate: Emulation = Emulation()
+
+    @model_validator(mode="after")
+    def _lost_later(self) -> Self:
+        if self.lost_s < 2 * self.heartbeat_s:
+            raise ValueError(f"lost_s: expected at least two intervals of heartbeat_s={self.heartbeat_s:g}")
+        return self
 
     @model_validator(mode="after")
     def _in_between(self) -> Self:
@@ -204,8 +219,8 @@ class JobSpec(_Spec):
     start_timeout_s: float = Field(120.0, gt=0, description="how long to wait for the asked number of workers")
 
     @property
-    def heartbeat_s(self) -> float:
-        """Interval of a busy worker's heartbeats, in seconds; well below ``step_timeout_s``."""
+    def busy_report_s(self) -> float:
+        """Interval at which a busy worker reports that its work advances, in seconds; well below ``step_timeout_s``."""
         return self.step_timeout_s / 4
 
     @field_validator("cluster")

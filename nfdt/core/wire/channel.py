@@ -70,12 +70,13 @@ def token_of(metadata: Sequence[tuple[str, Any]] | None) -> str:
     return value.removeprefix(_SCHEME) if value.startswith(_SCHEME) else ""
 
 
-def _options(max_message_bytes: int) -> list[tuple[str, Any]]:
+def _options(max_message_bytes: int, quiet_s: float, unanswered_s: float) -> list[tuple[str, Any]]:
+    """Return options of both sides; after ``quiet_s`` a ping is sent, which must be answered in ``unanswered_s``."""
     return [
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.max_receive_message_length", max_message_bytes),
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 60_000),
+        ("grpc.keepalive_time_ms", int(quiet_s * 1000)),
+        ("grpc.keepalive_timeout_ms", int(unanswered_s * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     ]
@@ -102,10 +103,11 @@ def open_channel(
     """
     host, _ = split_address(address)
     options = [
-        *_options(max_message_bytes),
+        *_options(max_message_bytes, 2.0, 6.0),  # a cut connection is opened again within seconds
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 5_000),
+        ("grpc.min_reconnect_backoff_ms", 5_000),  # limit of an attempt
+        ("grpc.max_reconnect_backoff_ms", 2_000),
         ("grpc.enable_http_proxy", 0 if is_loopback(host) else 1),
     ]
     if ca_file:
@@ -203,7 +205,7 @@ def make_server(
         futures.ThreadPoolExecutor(max_threads, thread_name_prefix="rpc"),
         interceptors=[_TokenGate(authenticate, doorkeeper.admit)],
         options=[
-            *_options(max_message_bytes),
+            *_options(max_message_bytes, 30.0, 60.0),  # the job server counts heartbeats
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ("grpc.http2.max_ping_strikes", 0),
             ("grpc.so_reuseport", 0),

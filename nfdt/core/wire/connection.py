@@ -21,7 +21,8 @@ from nfdt.core.errors import UsageError
 
 TICKET_BYTES = 32  # length of the ticket that a client sends first
 
-_KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+# A peer whose machine or link is gone is noticed within 8 s, unless data are on the way to it.
+_KEEPALIVE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 Pem = str | Path | bytes
 """PEM data (bytes), or the path of a file with them."""
 

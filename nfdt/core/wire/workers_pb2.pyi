@@ -55,6 +55,7 @@ class SlotMessage(google.protobuf.message.Message):
     DRAINING_FIELD_NUMBER: builtins.int
     OUTPUT_FIELD_NUMBER: builtins.int
     SPANS_FIELD_NUMBER: builtins.int
+    HEARTBEAT_FIELD_NUMBER: builtins.int
     NUMBER_FIELD_NUMBER: builtins.int
     RECEIVED_FIELD_NUMBER: builtins.int
     number: builtins.int
@@ -87,6 +88,10 @@ class SlotMessage(google.protobuf.message.Message):
     def spans(self) -> Global___SlotSpans:
         """what the process did, for the job's trace"""
 
+    @property
+    def heartbeat(self) -> Global___SlotHeartbeat:
+        """after every_s without another message; has no number"""
+
     def __init__(
         self,
         *,
@@ -98,12 +103,13 @@ class SlotMessage(google.protobuf.message.Message):
         draining: Global___SlotDraining | None = ...,
         output: Global___SlotOutput | None = ...,
         spans: Global___SlotSpans | None = ...,
+        heartbeat: Global___SlotHeartbeat | None = ...,
         number: builtins.int = ...,
         received: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["draining", b"draining", "failed", b"failed", "finished", b"finished", "hello", b"hello", "leaving", b"leaving", "message", b"message", "output", b"output", "ready", b"ready", "spans", b"spans"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["draining", b"draining", "failed", b"failed", "finished", b"finished", "hello", b"hello", "leaving", b"leaving", "message", b"message", "number", b"number", "output", b"output", "ready", b"ready", "received", b"received", "spans", b"spans"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "ready", "finished", "failed", "leaving", "draining", "output", "spans"] | None: ...
+    def HasField(self, field_name: typing.Literal["draining", b"draining", "failed", b"failed", "finished", b"finished", "heartbeat", b"heartbeat", "hello", b"hello", "leaving", b"leaving", "message", b"message", "output", b"output", "ready", b"ready", "spans", b"spans"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["draining", b"draining", "failed", b"failed", "finished", b"finished", "heartbeat", b"heartbeat", "hello", b"hello", "leaving", b"leaving", "message", b"message", "number", b"number", "output", b"output", "ready", b"ready", "received", b"received", "spans", b"spans"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "ready", "finished", "failed", "leaving", "draining", "output", "spans", "heartbeat"] | None: ...
 
 Global___SlotMessage: typing_extensions.TypeAlias = SlotMessage
 
@@ -196,6 +202,16 @@ class SlotReady(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["address", b"address", "incarnation", b"incarnation", "job_id", b"job_id"]) -> None: ...
 
 Global___SlotReady: typing_extensions.TypeAlias = SlotReady
+
+@typing.final
+class SlotHeartbeat(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___SlotHeartbeat: typing_extensions.TypeAlias = SlotHeartbeat
 
 @typing.final
 class SlotLeaving(google.protobuf.message.Message):
@@ -354,6 +370,7 @@ class Assignment(google.protobuf.message.Message):
     WELCOME_FIELD_NUMBER: builtins.int
     RANK_FIELD_NUMBER: builtins.int
     MOVE_SHARDS_FIELD_NUMBER: builtins.int
+    HEARTBEAT_FIELD_NUMBER: builtins.int
     NUMBER_FIELD_NUMBER: builtins.int
     RECEIVED_FIELD_NUMBER: builtins.int
     number: builtins.int
@@ -384,6 +401,10 @@ class Assignment(google.protobuf.message.Message):
     def move_shards(self) -> Global___MoveShards:
         """to a worker: its shards have been restored at other addresses"""
 
+    @property
+    def heartbeat(self) -> Global___Heartbeat:
+        """after every_s without another message; has no number"""
+
     def __init__(
         self,
         *,
@@ -394,14 +415,30 @@ class Assignment(google.protobuf.message.Message):
         welcome: Global___Welcome | None = ...,
         rank: Global___RankAssignment | None = ...,
         move_shards: Global___MoveShards | None = ...,
+        heartbeat: Global___Heartbeat | None = ...,
         number: builtins.int = ...,
         received: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "dismiss", b"dismiss", "move_shards", b"move_shards", "rank", b"rank", "release", b"release", "shard", b"shard", "welcome", b"welcome", "worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "dismiss", b"dismiss", "move_shards", b"move_shards", "number", b"number", "rank", b"rank", "received", b"received", "release", b"release", "shard", b"shard", "welcome", b"welcome", "worker", b"worker"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["assignment", b"assignment"]) -> typing.Literal["shard", "worker", "release", "dismiss", "welcome", "rank", "move_shards"] | None: ...
+    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "dismiss", b"dismiss", "heartbeat", b"heartbeat", "move_shards", b"move_shards", "rank", b"rank", "release", b"release", "shard", b"shard", "welcome", b"welcome", "worker", b"worker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "dismiss", b"dismiss", "heartbeat", b"heartbeat", "move_shards", b"move_shards", "number", b"number", "rank", b"rank", "received", b"received", "release", b"release", "shard", b"shard", "welcome", b"welcome", "worker", b"worker"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["assignment", b"assignment"]) -> typing.Literal["shard", "worker", "release", "dismiss", "welcome", "rank", "move_shards", "heartbeat"] | None: ...
 
 Global___Assignment: typing_extensions.TypeAlias = Assignment
+
+@typing.final
+class Heartbeat(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EVERY_S_FIELD_NUMBER: builtins.int
+    every_s: builtins.float
+    def __init__(
+        self,
+        *,
+        every_s: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["every_s", b"every_s"]) -> None: ...
+
+Global___Heartbeat: typing_extensions.TypeAlias = Heartbeat
 
 @typing.final
 class Welcome(google.protobuf.message.Message):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 Message = TypeVar("Message", bound=Any)
@@ -37,6 +37,11 @@ class ResendQueue(Generic[Message]):
             self._ended = True
             self._changed.notify_all()
 
+    def wake(self) -> None:
+        """Begin the time until the next heartbeat anew: the interval has changed."""
+        with self._changed:
+            self._changed.notify_all()
+
     def acknowledge(self, number: int) -> None:
         """Drop the messages up to this number, which the other side has received."""
         with self._changed:
@@ -55,18 +60,30 @@ class ResendQueue(Generic[Message]):
             self._changed.notify_all()
             return self._stream
 
-    def messages(self, stream: int) -> Iterator[Message]:
-        """Yield messages to send on a stream: kept ones, then new ones, until the stream or the queue ends."""
-        sent = 0
-        while (message := self._next(stream, sent)) is not None:
-            yield message
-            sent = message.number
+    def messages(
+        self, stream: int, heartbeat: Callable[[], Message] | None = None, every_s: Callable[[], float] = lambda: 0.0
+    ) -> Iterator[Message]:
+        """Yield messages to send on a stream: kept ones, then new ones, until the stream or the queue ends.
 
-    def _next(self, stream: int, sent: int) -> Message | None:
+        Args:
+            stream: Number of the stream.
+            heartbeat: Returns a message without a number, which is sent after ``every_s()`` seconds without another;
+                None: none is sent.
+            every_s: Returns these seconds, which may change.
+        """
+        sent = 0
+        while (message := self._next(stream, sent, heartbeat, every_s)) is not None:
+            yield message
+            sent = message.number or sent
+
+    def _next(
+        self, stream: int, sent: int, heartbeat: Callable[[], Message] | None, every_s: Callable[[], float]
+    ) -> Message | None:
         with self._changed:
             while stream == self._stream:
                 found = next((message for message in self._kept if message.number > sent), None)
                 if found is not None or self._ended:
                     return found
-                self._changed.wait()
+                if not self._changed.wait(None if heartbeat is None else every_s()) and heartbeat is not None:
+                    return heartbeat()
             return None

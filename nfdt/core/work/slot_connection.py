@@ -33,6 +33,7 @@ PATIENCE_S = 90.0
 GRACE_S = 30.0  # from the request to end a process until it ends in any case
 REGISTERED = "is registered at"  # in the log of a slot, from which its launcher learns it too
 NEXT_TIMEOUT_S = 60.0
+HEARTBEAT_S = 2.0  # between two heartbeats, until the server asks for others
 SLOWEST_BYTES_PER_S = 2**20  # of a link that carries a long report or answer
 LEAST_S = 15.0  # shortest timeout of one call: a healthy server may take ten seconds to answer
 
@@ -91,6 +92,8 @@ def describe_failure(
 class SlotStream:
     """Exchanges messages and assignments with the server, over one stream, or several in turn if the hello has a key.
 
+    Heartbeats are sent by the thread of gRPC that sends all messages, so that a slot that computes sends them as well.
+
     Args:
         stub: Stub of the Workers service.
         hello: The registration, see :func:`make_hello`.
@@ -102,6 +105,7 @@ class SlotStream:
         self._to_send: ResendQueue[pb.SlotMessage] = ResendQueue()
         self._received = 0
         self._registered = False
+        self._every_s = HEARTBEAT_S
         self._registrations = 0  # at servers that did not know this slot
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -172,7 +176,11 @@ class SlotStream:
         A restarted server must not receive messages that were meant for the one before it.
         """
         welcomed.wait()
-        yield from self._to_send.messages(stream)
+
+        def heartbeat() -> pb.SlotMessage:
+            return pb.SlotMessage(heartbeat=pb.SlotHeartbeat(), received=self._received)
+
+        yield from self._to_send.messages(stream, heartbeat, lambda: self._every_s)
 
     def _accept(self, assignment: pb.Assignment) -> Iterator[pb.Assignment]:
         if assignment.WhichOneof("assignment") == "welcome":
@@ -185,6 +193,11 @@ class SlotStream:
             if not self._registered:
                 logger.info("%s %s %s", self._hello.name, REGISTERED, self._address)
             self._registered = True
+            self._to_send.acknowledge(assignment.received)
+        elif assignment.HasField("heartbeat"):
+            if self._every_s != (every_s := assignment.heartbeat.every_s or HEARTBEAT_S):
+                self._every_s = every_s
+                self._to_send.wake()
             self._to_send.acknowledge(assignment.received)
         elif assignment.number > self._received:
             self._received = assignment.number

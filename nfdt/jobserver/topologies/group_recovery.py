@@ -11,7 +11,7 @@ from nfdt.launch.ring import Ring, RingMaker
 
 Members = tuple[int, ...]
 MOST_ATTEMPTS = 3  # consecutive number of rings of a group that end before they train
-SHRINK_S = 20.0  # time for all members to get a slot; then the group goes on without the others
+SHRINK_S = 5.0  # time for all members to get a slot; then the group goes on without the others
 
 
 @dataclass

@@ -257,7 +257,7 @@ class GroupsTopology(Topology):
     def replace_lost(self, coordinator: Coordinator, now: float) -> None:
         """Report lost groups and form them again if possible; fail the job after the loss of the last one."""
         self._report_losses()
-        if ready := self._recover(now):
+        if ready := self._recover(coordinator, now):
             self._slots.admit(ready, coordinator)
         if reason := self._reason_without_groups():
             coordinator.fail(reason)
@@ -276,12 +276,13 @@ class GroupsTopology(Topology):
                     raise reason
                 self._job_log.write("warning", f"Group {name_of(members)} is gone. {failure}")
 
-    def _recover(self, now: float) -> list[JobSlot]:
+    def _recover(self, coordinator: Coordinator, now: float) -> list[JobSlot]:
         """Form lost groups again, if their maker can; return the leaders that are ready to join."""
         if not self._plan.settled:
             return []
         for members, ring in list(self._rings_of.items()):
             if ring.failure and members not in self._given_up:
+                self._drop_leader(members, coordinator)
                 self._replace(members, ring, members if self._recovery.form_again(members, now) else ())
             elif (rest := self._recovery.shrink(members, ring, now)) != members:
                 self._replace(members, ring, rest)
@@ -296,6 +297,13 @@ class GroupsTopology(Topology):
             self._read_reports()
             self._announce("a group was formed again")
         return ready
+
+    def _drop_leader(self, members: Members, coordinator: Coordinator) -> None:
+        """Remove the leader of a ring that has ended, whose own end may be known only later."""
+        leader = self._leaders.get(members)
+        if leader is not None and not leader.gone:
+            leader.gone = True
+            coordinator.left(leader.name, "its ring has ended")
 
     def _replace(self, members: Members, ring: Ring, following: Members) -> None:
         """Start the ring of ``following`` instead of a group's ring; of none if the group is given up."""

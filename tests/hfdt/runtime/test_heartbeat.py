@@ -31,8 +31,8 @@ class FakeConnection:
 class Job:
     """Job with two batches per evaluation."""
 
-    def __init__(self, heartbeat_s):
-        self.spec = SimpleNamespace(heartbeat_s=heartbeat_s, algorithm=SimpleNamespace(codec="identity"))
+    def __init__(self, busy_report_s):
+        self.spec = SimpleNamespace(busy_report_s=busy_report_s, algorithm=SimpleNamespace(codec="identity"))
         self.samples = self.steps = self.compute_s = 0
 
     def statistics(self):
@@ -53,10 +53,10 @@ def leader_of(kind, job, connection):
     return leader
 
 
-@pytest.mark.parametrize(("heartbeat_s", "busy"), [(0.0, [False, True, True]), (60.0, [False])])
+@pytest.mark.parametrize(("busy_report_s", "busy"), [(0.0, [False, True, True]), (60.0, [False])])
 @pytest.mark.parametrize("kind", [Leader, GroupLeader])
-def test_each_batch_sends_a_heartbeat_if_the_last_message_is_old_enough(kind, heartbeat_s, busy):
+def test_each_batch_sends_a_heartbeat_if_the_last_message_is_old_enough(kind, busy_report_s, busy):
     connection = FakeConnection()
-    leader_of(kind, Job(heartbeat_s), connection)._exchange()
+    leader_of(kind, Job(busy_report_s), connection)._exchange()
     assert [request.busy for request in connection.asked] == busy
     assert {request.worker for request in connection.asked} == {"worker-0"}

@@ -46,7 +46,7 @@ class FakeRing:
             step, exchange = SimpleNamespace(layout=None), SimpleNamespace()
             self.job_id = command.values["id"]
             self.job = SimpleNamespace(
-                step=step, exchange=exchange, steps=1, spec=SimpleNamespace(heartbeat_s=1.0), advanced=None
+                step=step, exchange=exchange, steps=1, spec=SimpleNamespace(busy_report_s=1.0), advanced=None
             )
         if command.kind == "release":
             self.job_id, self.job = "", None

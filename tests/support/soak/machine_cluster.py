@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -37,14 +38,17 @@ class MachineCluster:
         row: Numbers and options.
         script: File of the script.
         folder: Folder for logs and state, which all machines share.
+        server_options: More options of ``nfdt server``.
 
     Attributes:
         state_dir: State directory of the server.
         names: Names of the machines.
     """
 
-    def __init__(self, rig: Rig, row: ClusterRow, script: Path, folder: Path) -> None:
-        self._rig, self._folder = rig, folder
+    def __init__(
+        self, rig: Rig, row: ClusterRow, script: Path, folder: Path, server_options: Sequence[str] = ()
+    ) -> None:
+        self._rig, self._folder, self._server_options = rig, folder, server_options
         self.state_dir, self.names = folder / "state", machine_names(row)
         self._commands = {name: self._command(name, row, script) for name in self.names}
         self._running: dict[str, MachineProcess] = {}
@@ -54,7 +58,7 @@ class MachineCluster:
         if name == "server":
             self._credentials = Credentials(self._folder, server)
             place = ["--listen", f"{server.address}:{PORT}", "--state-dir", str(self.state_dir)]
-            return [*NFDT, "server", *place, *self._credentials.of_server, "--allow-code"]
+            return [*NFDT, "server", *place, *self._credentials.of_server, "--allow-code", *self._server_options]
         connection = ["--server", f"{server.address}:{PORT}", *self._credentials.of_client]
         if name == "client":
             counts = ["--workers", str(row.workers), "--shards", str(row.shards), "--job", JOB, "--log-level", "info"]

@@ -117,6 +117,9 @@ class MachineInjector:
         elif row.kind == "power":
             machine.lose_power()
             self._restarts[name] = _Restart(row.seconds, machine.mend)
+        elif row.kind == "pause":
+            machine.pause()
+            self._later(name, row.seconds, machine.resume)
         else:
             self._later(name, row.seconds, _damage(machine, row))
         return target

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nfdt.chaos.schedule import ROLES, ClusterRow, PlannedFault, TargetRole
 
-MachineFaultKind = Literal["power", "cut", "slow", "lose", "corrupt", "kill", "stall", "terminate"]
+MachineFaultKind = Literal["power", "pause", "cut", "slow", "lose", "corrupt", "kill", "stall", "terminate"]
 # Pairs of kind and role that can be drawn.
 MACHINE_PAIRS: tuple[tuple[MachineFaultKind, TargetRole], ...] = tuple(
     (kind, role) for kind in get_args(MachineFaultKind) for role in ROLES
@@ -29,6 +29,7 @@ class MachineFault(BaseModel):
 
     Attributes:
         kind: ``power``: all processes of the machine end without a message, and start again after ``seconds``.
+            ``pause``: all processes of the machine stand still for ``seconds``.
             ``cut``, ``slow``, ``lose``, ``corrupt``: for ``seconds``, the link carries nothing, little or late,
             not all packets, or changed ones.
             ``kill``, ``stall``: as in ``nfdt chaos``, for one process.
