@@ -344,7 +344,6 @@ class Scheduler:
         slots.evict_other_sessions()
         topology.start(waiting.shards)
         pool, ring, ranks = self._server.pool, slots.ring, topology.awaited_slots
-        pool.demand = 0
         shards = SlotNeed("shard", waiting.shards, *pool.attending("shard", slots.accepts_shard, ring))
         wanted, ring = (ranks, "") if ranks else (slots.wanted, ring)
         workers = SlotNeed("worker", wanted, *pool.attending("worker", slots.accepts, ring, job.job_id))
@@ -354,6 +353,7 @@ class Scheduler:
         least = topology.least_workers
         if not ranks and shards.met and (workers.free >= least or (late and workers.free > 0)):
             job.acquire(waiting.shards, workers.wanted)
+            pool.demand = 0
             positions = (*slots.shards, *slots.workers.values())
             taken = ", ".join(f"{one.slot.name} on {one.slot.hello.host}" for one in positions)
             _log.info("job %s starts with %s", job.job_id, taken or "slots of its own")
