@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ class Outage:
         after_s: Seconds until the next outage, or the end.
         target_s: Promise: no sample is trained for at most so long, and not while the server is away.
         mbit: Rate of a slow link.
-        target: Number of the target's machine among those of its role.
+        targets: How many machines of the role are hit, from the first one.
     """
 
     kind: str
@@ -45,20 +46,19 @@ class Outage:
     after_s: float
     target_s: float
     mbit: float | None = None
-    target: int = 0
+    targets: int = 1
 
-    def row(self, at_s: float) -> str:
-        """Return the outage as an entry of a schedule."""
-        fields = [f"kind = {self.kind!r}", f"role = {self.role!r}", f"target = {self.target}"]
-        fields += [f"at_s = {at_s}", f"seconds = {self.seconds}"]
+    def rows(self, at_s: float) -> str:
+        """Return the outage as entries of a schedule."""
+        fields = [f"kind = {self.kind!r}", f"role = {self.role!r}", f"at_s = {at_s}", f"seconds = {self.seconds}"]
         fields += [f"mbit = {self.mbit}"] if self.mbit is not None else []
-        return "\n".join(("[[fault]]", *fields))
+        return "\n".join("\n".join(("[[fault]]", f"target = {n}", *fields)) for n in range(self.targets))
 
     @property
     def name(self) -> str:
         """What happens, in words."""
-        what = {"power": "power off", "cut": "link cut", "slow": f"link of {self.mbit} Mbit/s", "pause": "stands still"}
-        return f"{self.role}: {what[self.kind]}"
+        what = {"power": "power off", "cut": "link cut", "slow": f"link of {self.mbit} Mbit/s"}
+        return f"{self.role}: {what.get(self.kind, 'stopped')}"
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ FLAT = (
     Outage("cut", "worker", 20, 27, 3),
     Outage("slow", "worker", 12, 16, 3, mbit=1),
     Outage("pause", "worker", 12, 24, 3),
-    Outage("pause", "shard", 14, 26, 15, target=1),  # the machine that registers first is used first
-    Outage("power", "shard", 8, 22, 15),
+    Outage("power", "shard", 8, 22, 15, targets=2),  # both machines: one is used, then a slot of the server's machine
+    Outage("stall", "shard", 14, 26, 15),  # the first process, which is that slot
     Outage("pause", "server", 10, 22, 10),
     Outage("power", "server", 4, 36, 10),
 )
@@ -93,14 +93,14 @@ RUNS = (
     Run("group-sync", (Outage("power", "worker", 8, 40, 20),)),
     Run("allreduce", (Outage("power", "worker", 8, 20, 30),), ends=True),
 )
-QUICK = (Run("asgd", (FLAT[0], FLAT[4]), counts=True),)
+QUICK = (Run("asgd", (FLAT[0], *FLAT[4:6]), counts=True),)
 
 
 def schedule(run: Run, workers: int, shards: int) -> tuple[str, float]:
     """Return the schedule of a run as TOML, and the seconds of training that it takes."""
     at_s, rows = BEFORE_S, []
     for outage in run.outages:
-        rows.append(outage.row(at_s))
+        rows.append(outage.rows(at_s))
         at_s += outage.after_s
     options = f'"emulate.step_ms" = 60, algorithm = {run.preset!r}'
     cluster = f"[cluster]\nworkers = {workers}\nshards = {shards}\noptions = {{ {options} }}"
@@ -126,7 +126,9 @@ def pauses(run: Run, record: TrialRecord) -> list[tuple[Outage, float, float | N
     if run.ends:
         ended_at = next(event.at for _, event in events_of(record.jobs, "state") if event.data["state"] == "failed")
         return [(run.outages[0], ended_at - record.injections[0].at, None)]
-    for outage, injection in zip(run.outages, record.injections, strict=True):
+    injections = iter(record.injections)
+    for outage in run.outages:
+        injection, *_ = itertools.islice(injections, outage.targets)
         end = injection.at + outage.after_s
         away_s = outage.seconds if outage.role == "server" else 0.0
         pause_s = max(0.0, longest_pause(times, injection.at, end) - away_s)
