@@ -40,7 +40,7 @@ ReadRows = Callable[[int, int], Array]
 
 
 @dataclass(frozen=True)
-class _Part:
+class _RowsFile:
     """Tensor of a file: some rows of an array."""
 
     name: str
@@ -163,9 +163,9 @@ def _stored(state: ArrayRanges, name: str, start: int, width: int, first: int, s
     return state.elements(name, start + first * width, start + stop * width).reshape(-1, width)
 
 
-def _files(layers: Mapping[str, Any], arrays: Mapping[str, Mapping[str, ReadRows]], most: int) -> list[list[_Part]]:
+def _files(layers: Mapping[str, Any], arrays: Mapping[str, Mapping[str, ReadRows]], most: int) -> list[list[_RowsFile]]:
     """Return the tensors of each file, of at most ``most`` bytes or one row."""
-    files, room = [list[_Part]()], most
+    files, room = [list[_RowsFile]()], most
     for layer_name, layer in layers.items():
         row = 4 * layer.output_dim
         for array_name, read in arrays[layer_name].items():
@@ -176,7 +176,7 @@ def _files(layers: Mapping[str, Any], arrays: Mapping[str, Mapping[str, ReadRows
                     room = most
                 stop = min(layer.input_dim, first + max(1, room // row))
                 name = f"{layer_name}/{array_name}/{first}"
-                files[-1].append(_Part(name, read, first, stop, layer.output_dim))
+                files[-1].append(_RowsFile(name, read, first, stop, layer.output_dim))
                 first, room = stop, room - row * (stop - first)
     return files
 

@@ -315,6 +315,10 @@ class Model:
         self.cluster, self.recovery = begun(preset, epochs=2)
         self.possible, self.taking_of, self.failures = True, None, 0
 
+    @property
+    def attempts(self) -> int:
+        return self.recovery.attempt
+
     def report(self, kind: str, data: int) -> None:
         recovery, serving = self.recovery, self.recovery.stage == "serving"
         attempt = recovery.attempt - data
@@ -358,8 +362,10 @@ class Model:
 
     def _lose(self, serving: bool) -> None:
         closed, effect = self.recovery.stage == "closed", self.recovery.lost("shard-0", "it was killed")
-        assert isinstance(effect, Fail) == (not self.possible and not closed)
-        assert isinstance(effect, Seek) == (serving and self.possible)
+        in_vain = isinstance(effect, Fail) and effect.memory
+        assert not in_vain or self.attempts >= MOST_LOSSES - 1
+        assert isinstance(effect, Fail) == (in_vain or (not self.possible and not closed))
+        assert isinstance(effect, Seek) == (serving and self.possible and not in_vain)
         self.failures += isinstance(effect, Fail)
 
 
@@ -381,4 +387,5 @@ def test_reports_in_any_order_end_in_a_defined_state(preset, reports):
         recovery.end_snapshot(recorded=True)
         cluster.incarnation, cluster.lost = recovery.attempt, False
         assert recovery.possible
-        assert lose(recovery) == Seek()
+        lost = lose(recovery)
+        assert lost == Seek() or (lost.memory and model.attempts >= MOST_LOSSES - 1)
