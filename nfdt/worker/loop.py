@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from nfdt.core.arrays.safetensors_io import Pieces
 from nfdt.core.arrays.table_rows import RowVector
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.spans import COMPUTE, END_OF_EPOCH, EVALUATE, EXCHANGE, LEASE, LEASES
@@ -206,6 +207,7 @@ class WorkerLoop:
         self._unpushed.append((task, step.samples))
         if step.gradient is not None:
             self._send(step.gradient, step.denominator, step.seconds, want_weights=want_weights)
+            step.gradient = None  # the next one is computed without it in memory
         elif step.due:
             self._send((yield self._driver.difference, held.weights))
         sent = clock()
@@ -270,6 +272,9 @@ def _all_or_nothing(vector: Any) -> Any:
     """Return the vector, or one that every shard drops if a part of it is not finite."""
     if isinstance(vector, RowVector):
         return vector if vector.finite else vector.filled_with_nan()
+    if isinstance(vector, Pieces):
+        finite = all(np.isfinite(part).all() for part in vector.arrays)
+        return vector if finite else np.full(vector.entry.shape, np.nan, np.float32)
     return vector if np.isfinite(vector).all() else np.full_like(vector, np.nan)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from nfdt.model.backends import tensorflow_step
 from tests.support.local_cluster import clone, flat, train
 
 pytestmark = pytest.mark.processes
@@ -24,6 +25,14 @@ OPTIMIZERS = {
     "adamw": lambda: keras.optimizers.AdamW(0.005, weight_decay=0.01),
 }
 ASYNCHRONOUS = ("ssp", "n-softsync", "asgd", "dc-asgd", "dc-asgd-a", "dc-asgd-k", "ddc-asgd")
+
+
+@pytest.fixture(params=[False, True], ids=["whole", "in pieces"])
+def pieces(request, monkeypatch):
+    """Let gradients leave a step as a whole, or in pieces as large ones do."""
+    if request.param:
+        monkeypatch.setattr(tensorflow_step, "IN_PIECES", 100)
+        monkeypatch.setattr(tensorflow_step, "CUT_TOGETHER", 100)
 
 
 @pytest.fixture(scope="module")
@@ -95,15 +104,28 @@ def test_one_worker_equals_plain_fit(digits, plain_fit, name, algorithm):
         np.testing.assert_allclose(outcome.optimizer[index], np.asarray(variable), rtol=1e-2, atol=2e-5)
 
 
-@pytest.mark.parametrize("transport", ["stream", "shared_memory"])
+@pytest.mark.parametrize("transport", ["in_process", "stream", "shared_memory"])
 @pytest.mark.parametrize(("algorithm", "workers", "tolerance"), [("bsp", 2, 2e-4), ("ddc-asgd", 1, 2e-3)])
-def test_whatever_carries_the_gradients_keras_is_equalled(digits, transport, algorithm, workers, tolerance):
+def test_whatever_carries_the_gradients_keras_is_equalled(digits, transport, algorithm, workers, tolerance, pieces):
     x, y = digits[0][:480], digits[1][:480]
     local = clone(dense, OPTIMIZERS["momentum"]())
     local.fit(x, y, batch_size=24, epochs=1, shuffle=False, verbose=0)
     options = {"workers": workers, "shards": 2, "batch_size": 24 // workers, "epochs": 1, "transport": transport}
     outcome = train(clone(dense, OPTIMIZERS["momentum"]()), x, y, algorithm=algorithm, **options)
     np.testing.assert_allclose(outcome.weights, flat(local), rtol=tolerance, atol=2e-5)
+
+
+@pytest.mark.parametrize("transport", ["in_process", "stream", "shared_memory"])
+@pytest.mark.parametrize("overrides", [{"overlap": 1}, {"codec": "int8"}, {"codec": "bf16", "overlap": 2}])
+def test_pieces_of_a_gradient_change_nothing_that_is_sent(digits, transport, overrides, monkeypatch):
+    def trained():
+        options = {"algorithm": "asgd", "transport": transport, "overrides": overrides, "batch_size": 24, "epochs": 1}
+        return train(clone(dense, OPTIMIZERS["sgd"]()), digits[0][:480], digits[1][:480], **options).weights
+
+    whole = trained()
+    monkeypatch.setattr(tensorflow_step, "IN_PIECES", 100)
+    monkeypatch.setattr(tensorflow_step, "CUT_TOGETHER", 100)
+    np.testing.assert_allclose(trained(), whole, atol=1e-3)  # when a reply arrives decides on what is computed
 
 
 @pytest.mark.feature("BatchNormalization and Dropout", area="Models")
@@ -148,7 +170,7 @@ def test_four_workers_train_every_sample_once_and_learn(digits, algorithm):
 
 
 @pytest.mark.feature("A gradient that is not finite is dropped", area="Failures")
-def test_a_gradient_with_one_nan_is_dropped_by_every_shard(digits):
+def test_a_gradient_with_one_nan_is_dropped_by_every_shard(digits, pieces):
     x, y = digits[0][:64].copy(), digits[1][:64]
     x[40, 3] = np.nan
     outcome = train(clone(dense, OPTIMIZERS["momentum"]()), x, y, algorithm="asgd", shards=3, batch_size=16, epochs=1)
