@@ -116,7 +116,7 @@ def test_whatever_carries_the_gradients_keras_is_equalled(digits, transport, alg
 
 
 @pytest.mark.parametrize("transport", ["in_process", "stream", "shared_memory"])
-@pytest.mark.parametrize("overrides", [{"overlap": 1}, {"codec": "int8"}, {"codec": "bf16", "overlap": 2}])
+@pytest.mark.parametrize("overrides", [{"overlap": 1}, {"codec": "int8"}])
 def test_pieces_of_a_gradient_change_nothing_that_is_sent(digits, transport, overrides, monkeypatch):
     def trained():
         options = {"algorithm": "asgd", "transport": transport, "overrides": overrides, "batch_size": 24, "epochs": 1}
@@ -125,7 +125,7 @@ def test_pieces_of_a_gradient_change_nothing_that_is_sent(digits, transport, ove
     whole = trained()
     monkeypatch.setattr(tensorflow_step, "IN_PIECES", 100)
     monkeypatch.setattr(tensorflow_step, "CUT_TOGETHER", 100)
-    np.testing.assert_allclose(trained(), whole, atol=1e-3)  # when a reply arrives decides on what is computed
+    np.testing.assert_array_equal(trained(), whole)
 
 
 @pytest.mark.feature("BatchNormalization and Dropout", area="Models")
