@@ -43,7 +43,7 @@ class TimedCluster(SimulatedCluster):
         for name, worker in self.workers.items():
             if name in self.busy:
                 continue
-            news = news or bool(worker.report)  # a report may change what those get who have asked before
+            news = news or bool(worker.report.finished)  # which may change what those get who have asked before
             instruction = worker.ask()
             self.settle()
             if isinstance(instruction, Work):
