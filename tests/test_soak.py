@@ -62,7 +62,7 @@ def test_jobs_that_send_exact_gradients_are_counted_by_their_weights():
 
 def test_machines_have_faults_that_one_machine_cannot_have():
     kinds = {kind for kind, _ in MACHINES.pairs}
-    assert kinds == {"power", "cut", "slow", "lose", "corrupt", "kill", "stall", "terminate"}
+    assert kinds == {"power", "pause", "cut", "slow", "lose", "corrupt", "kill", "stall", "terminate"}
     assert set(MACHINES.pairs) == {(kind, role) for kind in kinds for role in ROLES}
 
 

@@ -22,9 +22,8 @@ from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.state import State
 from nfdt_client.connection import TERMINAL, JobsClient, is_end
 from nfdt_client.failures import failure_of
-from nfdt_client.job import fetch_state
 from nfdt_client.tracebacks import hide_frames
-from nfdt_client.upload import download
+from nfdt_client.upload import download, fetch_state
 
 POLL_S = 0.5
 LEVELS = ("debug", "info", "warning", "error")

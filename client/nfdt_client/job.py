@@ -7,7 +7,6 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,9 @@ from nfdt.core.events import MAX_LOGS_BYTES, Event
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.model.program.manifest import Manifest
-from nfdt.model.program.state import NO_WEIGHTS, Contents, State, StateRanges, load_state
+from nfdt.model.program.state import NO_WEIGHTS, Contents, State
 from nfdt_client.connection import JobsClient
-from nfdt_client.upload import Blob, open_artifact, read_ranges, upload
+from nfdt_client.upload import Blob, fetch_state, upload
 
 logger = logging.getLogger(__name__)
 
@@ -164,15 +163,6 @@ class InteractiveJob:
             self.connection.control(self.job_id, CANCEL_TIMEOUT_S, cancel=pb.Cancel(reason=reason))
         except NfdtError as error:
             logger.info("Job %s could not be cancelled: %s", self.job_id, error)
-
-
-def fetch_state(connection: JobsClient, artifact: str, manifest: Manifest | None) -> State:
-    """Return the state in an artifact, as views of a mapped file; without tables that shards make."""
-    made = manifest.made if manifest is not None else {}
-    if manifest is None or not made:
-        return load_state(open_artifact(connection, artifact))
-    slots = [index for index, owner in enumerate(manifest.optimizer_owners or ()) if owner in made]
-    return StateRanges(partial(read_ranges, connection, artifact), manifest.layout, made).without(made, slots)
 
 
 def start_line(job_id: str, spec: JobSpec, server: pb.ServerDescription, link: str) -> str:

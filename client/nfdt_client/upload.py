@@ -8,6 +8,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from nfdt.core.arrays.safetensors_io import mapped
 from nfdt.core.errors import ProtocolError, UsageError
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire.status import translated
+from nfdt.model.program.manifest import Manifest
+from nfdt.model.program.state import State, StateRanges, load_state
 from nfdt_client.connection import JobsClient
 
 logger = logging.getLogger(__name__)
@@ -215,3 +218,12 @@ def receive(connection: JobsClient, sha256: str, file: Any) -> None:
     connection.persist(fetch, transfers=True)
     if (arrived := digest.hexdigest()) != sha256:
         raise ProtocolError(f"Artifact {sha256}: {file.tell()} bytes arrived with the hash {arrived}.")
+
+
+def fetch_state(connection: JobsClient, artifact: str, manifest: Manifest | None) -> State:
+    """Return the state in an artifact, as views of a mapped file; without tables that shards make."""
+    made = manifest.made if manifest is not None else {}
+    if manifest is None or not made:
+        return load_state(open_artifact(connection, artifact))
+    slots = [index for index, owner in enumerate(manifest.optimizer_owners or ()) if owner in made]
+    return StateRanges(partial(read_ranges, connection, artifact), manifest.layout, made).without(made, slots)

@@ -54,6 +54,7 @@ class SimulatedJob:
     Attributes:
         job_id: A name.
         replayed: Number of events from before this client.
+        manifest: None, as no server has the tables of the program.
         record: Measurements so far.
         agenda: The virtual clock.
         trainer: The model that the workers share.
@@ -61,6 +62,7 @@ class SimulatedJob:
     """
 
     job_id, replayed = "simulated", 0
+    manifest: Manifest | None = None
 
     def __init__(
         self,
