@@ -78,14 +78,12 @@ def _contents_between_batches(callback: Any, rates_are_state: bool) -> Contents 
 
 def _name_in_keras(callback: Any) -> str:
     """Return the name of the callback of Keras that this one is, or whose hooks it inherits."""
-    return next(kind.__name__ for kind in type(callback).__mro__ if _is_of_keras(kind))
+    return next((kind.__name__ for kind in type(callback).__mro__ if _is_of_keras(kind)), "Callback")
 
 
 def saves_at_batches(callback: Any) -> bool:
     """Whether this is a callback of Keras, or a subclass of one, that saves the model after a number of batches."""
-    kinds = type(callback).__mro__
-    of_keras = any(kind.__name__ in _SAVERS and kind.__module__.startswith("keras.") for kind in kinds)
-    return of_keras and isinstance(callback.save_freq, int)
+    return _name_in_keras(callback) in _SAVERS and isinstance(callback.save_freq, int)
 
 
 def schedulers(callbacks: Any) -> list[str]:

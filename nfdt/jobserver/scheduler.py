@@ -216,7 +216,7 @@ class Scheduler:
 
     def _free_workers(self, running: Sequence[QueuedJob]) -> int:
         """Return the number of worker slots that are free, or would be started."""
-        most = self._server.capacity().workers
+        most = self._server.most_workers
         if not self._server.launches_workers:
             return self._server.pool.slot_counts().free
         return 2**20 if most is None else max(0, most - sum(job.workers for job in running))
