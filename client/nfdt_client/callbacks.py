@@ -23,7 +23,8 @@ _CONTENTS: tuple[Contents, ...] = ("everything", "weights")
 # Keras' own callbacks that neither read the weights nor change them by themselves.
 _BLIND = ("Callback", "LambdaCallback", "ProgbarLogger", "History", "CSVLogger", "TerminateOnNaN", "RemoteMonitor")
 _SAVERS = ("ModelCheckpoint", "BackupAndRestore", "OrbaxCheckpoint")
-_SCHEDULERS = ("LearningRateScheduler", "ReduceLROnPlateau")
+EVERY_EPOCH = "LearningRateScheduler"  # sets the rate at the beginning of each epoch
+_SCHEDULERS = (EVERY_EPOCH, "ReduceLROnPlateau")
 
 
 def each(callbacks: Any) -> list[Any]:

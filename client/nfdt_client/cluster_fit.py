@@ -163,8 +163,10 @@ def prepare(
     cluster = cluster_for(captured.model, algorithm, cluster)
     check_shards(captured.model, packed.manifest, cluster)
     check_made_tables(packed.manifest, algorithm, cluster)
-    detached = [] if interactive else callbacks.schedulers(captured.arguments["callbacks"])
-    check_local_optimizers(captured.model, packed.manifest, algorithm, detached)
+    schedulers = callbacks.schedulers(captured.arguments["callbacks"])
+    if callbacks.EVERY_EPOCH in schedulers:
+        cluster = cluster.model_copy(update={"epoch_overlap": False})
+    check_local_optimizers(captured.model, packed.manifest, algorithm, [] if interactive else schedulers)
     submission = specify(
         captured, packed, session.options, cluster=cluster, initial_epoch=initial_epoch, interactive=interactive
     )

@@ -81,6 +81,7 @@ class FitOptions(TypedDict, total=False):
     snapshot_s: float
     heartbeat_s: float
     lost_s: float
+    epoch_overlap: bool
     emulate: EmulateOptions
     # Horovod
     fusion_threshold_mb: int

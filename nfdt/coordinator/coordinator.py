@@ -14,21 +14,33 @@ effects of :meth:`Coordinator.drain` after each call. For a worker whose instruc
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nfdt.consistency import ConsistencyPolicy
 from nfdt.coordinator.decisions import Decisions, stream_warning
 from nfdt.coordinator.effect_queue import EffectQueue
 from nfdt.coordinator.epoch_plan import EpochPlanner
+from nfdt.coordinator.epoch_run import EpochRun
 from nfdt.coordinator.epochs import EpochSequence
-from nfdt.coordinator.membership import Membership
+from nfdt.coordinator.membership import Member, Membership
 from nfdt.coordinator.online_planner import ShardLoad
 from nfdt.coordinator.recovery import Recovery
 from nfdt.coordinator.training import Gate, TrainingPhase
 from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.clock import Clock
 from nfdt.core.specs.job import JobSpec
-from nfdt.core.work.instructions import Effect, ForgetWorker, GiveUp, Instruction, Leave, Report, Wait
+from nfdt.core.work.instructions import (
+    Effect,
+    Evaluate,
+    ForgetWorker,
+    GiveUp,
+    Instruction,
+    Leave,
+    Report,
+    Summarise,
+    Wait,
+)
 from nfdt.planning.cost_model import PlanChoice
 from nfdt.schedulers.batch_policies import LocalSizes
 
@@ -107,10 +119,11 @@ class Coordinator(EpochSequence):
         if member is None:
             return
         self._decisions.left(worker)
-        requeued = self.run.current.lost(worker) if self.run else 0
+        requeued = sum(run.current.lost(worker) for run in self._runs)
         if not member.released:
             self._effects.emit("worker_lost", worker=worker, reason=reason, requeued=requeued)
-        self._effects.add(ForgetWorker(worker, self.run.training.book.doubtful(worker) if self.run else ()))
+        doubtful = [task for run in self._runs for task in run.training.book.doubtful(worker)]
+        self._effects.add(ForgetWorker(worker, tuple(doubtful)))
         if self._planner.dataset is not None:
             self._planner.dataset.splits.remove(worker)
         self.advance()
@@ -122,8 +135,9 @@ class Coordinator(EpochSequence):
             worker: The worker.
             applied: For each shard, those of the worker's tasks that it has applied.
         """
-        if self.run and self.run.training.book.resolve(worker, applied):
-            self._effects.progressed(self._clock.now(), self.epoch, self.run.training)
+        for run in self._runs:
+            if run.training.book.resolve(worker, applied):
+                self._effects.progressed(self._clock.now(), self.epoch, run.training if run is self.run else None)
         self.advance()
 
     def retire_all(self) -> None:
@@ -199,18 +213,38 @@ class Coordinator(EpochSequence):
             member.in_flight, member.overtaken = report.in_flight, False
         if report and report.supply and self._planner.dataset is not None:
             self._planner.dataset.report(worker, report.supply)
-        if self.run and report and self.run.current.absorb(member, report, now):
-            training = self.run.current if isinstance(self.run.current, TrainingPhase) else None
-            self._effects.progressed(now, self.epoch, training)
-            for kind, data in self._decisions.changes(self._members, now) if training is not None else ():
-                self._effects.emit(kind, **data)
+        if report:
+            self._absorb(member, report, now)
         self.advance()
         if self.ended:
             member.released = True
             return self.ended
-        if self.run is None or self.suspended:
-            return Wait()
-        return self.run.current.instruct(member, now)
+        return Wait() if self.suspended else self._instruct(member, now)
+
+    @property
+    def _runs(self) -> list[EpochRun]:
+        """The current epoch and the one that has begun ahead, as far as there are any."""
+        return [run for run in (self.run, self.ahead) if run is not None]
+
+    def _absorb(self, member: Member, report: Report, now: float) -> None:
+        """Process a report for the current epoch, and for the one that has begun ahead: a worker may report on both."""
+        for run in self._runs:
+            if not run.current.absorb(member, report, now):
+                continue
+            training = run.current if isinstance(run.current, TrainingPhase) else None
+            self._effects.progressed(now, self.epoch, training if run is self.run else None)
+            for kind, data in self._decisions.changes(self._members, now) if training is not None else ():
+                self._effects.emit(kind, **data)
+
+    def _instruct(self, member: Member, now: float) -> Instruction:
+        """Return what the worker does for the current epoch, or for the one that has begun ahead."""
+        for run in self._runs:
+            instruction = run.current.instruct(member, now)
+            if isinstance(instruction, Evaluate | Summarise):
+                return replace(instruction, ahead=self.ahead is not None)
+            if not isinstance(instruction, Wait):
+                return instruction
+        return Wait()
 
     def take_rows(self, worker: str, iteration: int, pass_index: int, number: int) -> range | None:
         """Give a worker rows of a dataset that workers run; None: no rows are left for it."""
@@ -243,13 +277,14 @@ class Coordinator(EpochSequence):
         self._gate.release()
         self.advance()
 
-    def flushed(self, epoch: int) -> None:
+    def flushed(self, epoch: int, *, kept: bool = False) -> None:
         """Record the answer to FlushShards: a stored snapshot contains every push of this epoch.
 
-        Each effect is answered once. An answer to one from before a loss of the shards does not count.
+        Each effect is answered once. An answer to one from before a loss of the shards does not count. With ``kept``
+        the shards keep the weights of the epoch's end, and workers may train the next epoch meanwhile.
         """
         if self.run and epoch == self.epoch:
-            self.run.flushed()
+            self._may_overlap = self.run.flushed() and kept
             self.advance()
 
     def tick(self) -> None:

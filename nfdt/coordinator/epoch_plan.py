@@ -99,13 +99,14 @@ class EpochPlanner:
     Attributes:
         spec: The job, with the batch sizes of the epochs that begin from now on; their data and order do not change.
         dataset: Iterations of a dataset that workers run; None for other data.
+        position: Position at which the next epoch begins; None: that of the first one.
     """
 
     def __init__(self, spec: JobSpec, synchronous: bool, *, restorable: bool = False) -> None:
         self.spec = spec
         self._synchronous = synchronous
         self._restorable = restorable
-        self._position: Position | None = None
+        self.position: Position | None = None
         self.dataset = DatasetEpochs(spec) if spec.train.rows is not None else None
         drawn = spec.method == "fit" and spec.train.planned and spec.fit.shuffle and not spec.fit.block
         self._order_crc = order_crc(spec.sample_order(0)) if drawn else 0
@@ -127,16 +128,22 @@ class EpochPlanner:
             return Epoch(self._book(dataset.begin(), counted=True), dataset.steps, 0, ranks, dataset.splits.iteration)
         return self._planned(epoch, self._plan(epoch, parts), ranks, sizes)
 
+    def overlaps(self, epoch: int) -> bool:
+        """Whether this epoch may begin while the end of the one before is not processed: its tasks are known."""
+        spec, facts = self.spec, self.spec.algorithm.consistency_facts
+        known = spec.method == "fit" and spec.train.planned is not None and self.dataset is None
+        return known and self._keeps and facts.independent and epoch < spec.fit.epochs
+
     @property
     def next_task(self) -> int:
         """Number above those of all tasks of the epochs that have begun."""
-        return (self._position or self._first_position(0)).task
+        return (self.position or self._first_position(0)).task
 
     def beginning(self, epoch: int) -> EpochProgress | None:
         """Return the state of an epoch before it begins; None: it begins with the job, or its rows have no numbers."""
         if not self._keeps or self.spec.train.planned is None:
             return None
-        return self._begun(epoch) if self._position is None else self._progress_at(epoch, self._position)
+        return self._begun(epoch) if self.position is None else self._progress_at(epoch, self.position)
 
     def _planned(self, epoch: int, plan: TaskPlan, ranks: Mapping[str, int], sizes: LocalSizes | None) -> Epoch:
         """Plan steps of batches of one size, or of as many rows: a round, or b0."""
@@ -146,10 +153,10 @@ class EpochPlanner:
         plan = replace(plan, begin=replace(plan.begin, round=begun.round + 1 - dropped))
         source = _source(plan, sizes)
         if isinstance(source, SizedTasks):
-            self._position, ranks = SizedTasks.end(plan), source.ranks
+            self.position, ranks = SizedTasks.end(plan), source.ranks
             book = self._book(source, rounds=self._synchronous, step_samples=plan.round_rows)
         else:
-            self._position = plan.end
+            self.position = plan.end
             book = self._book(source, rounds=self._synchronous, counted=not self.spec.train.sized)
         book.skip(begun, plan.row_samples)
         return Epoch(book, len(plan), self._order_crc, ranks)
@@ -181,8 +188,8 @@ class EpochPlanner:
         if self.spec.train.kind != "stream":
             return None
         if last is not None:
-            self._position = last.end_position
-        return FedTasks(begin=self._position, synchronous=self._synchronous)
+            self.position = last.end_position
+        return FedTasks(begin=self.position, synchronous=self._synchronous)
 
     @property
     def join(self) -> Callable[[Sequence[bytes]], bytes] | None:
@@ -208,7 +215,7 @@ class EpochPlanner:
     def _plan(self, epoch: int, parts: int) -> TaskPlan:
         fit = self.spec.fit
         steps = fit.steps_per_epoch
-        begin = self._position or self._first_position(epoch)
+        begin = self.position or self._first_position(epoch)
         rows = self.spec.train.planned or 0
         if self.spec.train.sized:
             return TaskPlan(rows, fit.batch_size, parts, steps, begin, self._synchronous)

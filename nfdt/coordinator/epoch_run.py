@@ -223,9 +223,9 @@ class EpochRun:
 
     ::
 
-        train --all tasks done--> collect --states in, shards flushed--> validate, if due --> summarise
-          |  ^                      |
-          v  |                      '--shards lost before they were flushed--> train
+        train --all tasks done--> collect --states in--> flush the shards --> validate, if due --> summarise
+          |  ^                                             |
+          v  |                                             '--shards lost before they were flushed--> train
           pause for the client, after collecting all states: a phase that is called train as well
 
     Args:
@@ -237,6 +237,7 @@ class EpochRun:
         merger: Untrained state and metrics that all workers share.
         effects: Queue of effects.
         callbacks: State of the callbacks that run on a worker.
+        steps: Number of steps; None for a stream of unknown length.
 
     Attributes:
         current: Current phase; the phases have the same methods.
@@ -251,23 +252,31 @@ class EpochRun:
         merger: StateMerger,
         effects: EffectQueue,
         callbacks: str,
+        steps: int | None,
     ) -> None:
-        self.epoch, self.training = epoch, training
+        self.epoch, self.training, self.steps = epoch, training, steps
         self.current: TrainingPhase | Collecting | Validating | Summarising = training
         self._planner, self._members, self._merger, self._effects = planner, members, merger, effects
-        self._callbacks = callbacks
+        self.callbacks = callbacks
         self._flush_requested = False
         self._void_answers = 0  # to flushes that were requested before a loss of the shards
         self._flushed = False
         self._metrics = b""
 
-    def flushed(self) -> None:
-        """Record the answer to a request: the shards have applied every push of this epoch."""
+    def flushed(self) -> bool:
+        """Record the answer to a request: the shards have applied every push of the epoch; return whether it counts."""
         if self._void_answers:
             self._void_answers -= 1
-        elif self._flush_requested:
+            return False
+        if self._flush_requested:
             self._flushed = True
             self.training.book.settle()
+        return self._flushed
+
+    @property
+    def closes(self) -> bool:
+        """Whether the shards have the end of the epoch, and its validation or summary is left."""
+        return isinstance(self.current, Validating | Summarising)
 
     def suspend(self) -> None:
         """Record the loss of the shards: a flush that they have not confirmed is void."""
@@ -339,10 +348,11 @@ class EpochRun:
         elif isinstance(phase, Collecting):
             if phase.name == "train":
                 self._pause(phase)
-            elif not self._flushed:
-                return False
+            elif self._flushed:
+                self._validate()
             else:
-                self._validate(phase)
+                self._flush(phase)
+                return False
         elif isinstance(phase, Validating):
             self._summarise(merge_metric_states(phase.answers))
         return True
@@ -357,16 +367,21 @@ class EpochRun:
 
     def _collect(self, training: TrainingPhase) -> None:
         self._effects.progress(self.epoch, training)
-        self._effects.add(FlushShards(self.epoch))
-        self._flush_requested = True
         self.current = Collecting(self.epoch, self._taking_part())
+
+    def _flush(self, collected: Collecting) -> None:
+        """Publish the state of the epoch's end, and let the shards store it with theirs."""
+        if not self._flush_requested:
+            self._metrics = merge_metric_states(collected.metrics())
+            self._merger.show(collected.untrained(self.training.counts), self._metrics)
+            self._flush_requested = True
+            self._effects.add(FlushShards(self.epoch))
 
     def _taking_part(self) -> dict[str, int]:
         return {m.name: m.index for m in self._members.in_epoch(self.epoch)}
 
-    def _validate(self, collected: Collecting) -> None:
-        self._merger.merge(collected.untrained(self.training.counts))
-        self._metrics = merge_metric_states(collected.metrics())
+    def _validate(self) -> None:
+        self._merger.settle()
         book = self._planner.validation(self.epoch)
         if book is None:
             self._summarise(b"")
@@ -378,5 +393,5 @@ class EpochRun:
         self._merger.metrics = validation_metrics or self._metrics
         steps = self.training.book.steps_finished
         self.current = Summarising(
-            Summarise(self.epoch, self._metrics, validation_metrics, logs, steps, self._callbacks)
+            Summarise(self.epoch, self._metrics, validation_metrics, logs, steps, self.callbacks)
         )

@@ -101,8 +101,12 @@ class EpochSequence:
         merger: Untrained state that all workers share.
         epoch: Number of the current epoch, or of the next one between two epochs.
         epochs_ended: Number of epochs that have ended, those before the job's first one included.
+        began_at: Time at which workers began the current epoch, or the last one.
         epoch_s: Duration of the last epoch, in seconds.
         run: The current epoch; None between two epochs.
+        ahead: The next epoch, which workers train while the current one is validated, or its client has not permitted
+            the next; None: it has not begun. It becomes the current one, or is dropped without a trace.
+        passed: Whether the shards have more than the end of the last epoch, though no other is permitted.
         ended: Last instruction of every worker, once the job has ended.
         suspended: Whether the shards are lost and not restored yet: there are no transitions.
         quiesced: Whether no synchronous round may begin.
@@ -125,11 +129,13 @@ class EpochSequence:
         self.epoch_s = 0.0
         self._feed = StreamFeed(planner)
         self.run: EpochRun | None = None
+        self.ahead: EpochRun | None = None
+        self.passed = self._may_overlap = False
         self.ended: Leave | None = None
         self.suspended = self.quiesced = False
         self._stopping = False
         self._callbacks = "" if spec.callbacks is None else spec.callbacks.state
-        self._began_at = clock.now()
+        self.began_at = clock.now()
         if self.epoch >= spec.fit.epochs:
             self._finish()
 
@@ -198,7 +204,7 @@ class EpochSequence:
         """End the job as failed; do nothing once it has ended."""
         if not self.ended:
             self.ended = Leave(f"The job has failed: {reason}")
-            self.run = None
+            self.run = self.ahead = None
             self._effects.add(Failed(reason))
 
     def advance(self) -> None:
@@ -209,35 +215,61 @@ class EpochSequence:
             self._leave_hold()
         if self.run and self.run.advance():
             self._end(self.run)
+        elif self._may_overlap and self.run and self.run.closes:
+            self._may_overlap = False
+            if not self._stopping and self._gate.open and self._planner.overlaps(self.epoch + 1):
+                self._begin_ahead()
 
     def _leave_hold(self) -> None:
         now, limit_s = self._clock.now(), self._planner.spec.start_timeout_s
         if self._stopping:
             self._finish()
-        elif self._gate.may_begin(self.epoch) and self._members.may_begin(now, limit_s):
+        elif self._gate.may_begin(self.epoch) and (self.ahead or self._members.may_begin(now, limit_s)):
             self._begin(now)
 
     def _begin(self, now: float) -> None:
         self._members.accept_any_number()
+        self._gate.begin_epoch()
+        if self.ahead is None:
+            self.began_at = now
+        run, self.ahead, self.passed = self.ahead or self._run_of(self.epoch), None, False
+        run.callbacks = self._callbacks
+        self.merger.metrics = b""
+        self.run = run
+        self._effects.progressed(now, self.epoch, None)
+        self._effects.emit("epoch_begin", epoch=self.epoch, steps=run.steps)
+
+    def _run_of(self, epoch: int) -> EpochRun:
+        """Plan an epoch for the workers that are ready, who begin with the shared state."""
         workers = self._members.ready_names()
         parts = self._decisions.policy.round_parts(len(workers))
-        epoch = self._planner.begin(self.epoch, parts, workers, self._feed.tasks, self._decisions.speeds.sizes)
-        begin = BeginEpoch(self.epoch, self.merger.encoded, epoch.order_crc, iteration=epoch.iteration)
-        self._gate.begin_epoch()
+        planned = self._planner.begin(epoch, parts, workers, self._feed.tasks, self._decisions.speeds.sizes)
+        begin = BeginEpoch(epoch, self.merger.encoded, planned.order_crc, iteration=planned.iteration)
         if self.quiesced:
-            epoch.book.quiesce()
-        training = TrainingPhase(begin, epoch.book, self._decisions, self._members, epoch.ranks, self._gate)
-        self.merger.metrics = b""
+            planned.book.quiesce()
+        training = TrainingPhase(begin, planned.book, self._decisions, self._members, planned.ranks, self._gate)
         parts_of_run = self._planner, self._members, self.merger, self._effects
-        self.run = EpochRun(self.epoch, training, *parts_of_run, self._callbacks)
-        self._began_at = now
-        self._effects.progressed(now, self.epoch, None)
-        self._effects.emit("epoch_begin", epoch=self.epoch, steps=epoch.steps)
+        return EpochRun(epoch, training, *parts_of_run, self._callbacks, planned.steps)
+
+    def _begin_ahead(self) -> None:
+        self._position = self._planner.position
+        self.ahead, self._ahead_at, self.passed = self._run_of(self.epoch + 1), self._clock.now(), True
+
+    def drop_ahead(self) -> None:
+        """Drop the epoch that has begun ahead: the shards go back to the end of the one before."""
+        if self.ahead is not None:
+            self._planner.position = self._position
+            for member in self._members.in_epoch(self.ahead.epoch):
+                member.epoch = None  # it begins the epoch again
+            self.ahead, self.passed = None, False
 
     def _end(self, run: EpochRun) -> None:
+        self._may_overlap = False
         fit, dataset = self._planner.spec.fit, self._planner.dataset
         self._decisions.speeds.describe(self._members.ready_names())
-        self.epoch_s, self.epochs_ended = self._clock.now() - self._began_at, self.epoch + 1
+        self.epoch_s, self.epochs_ended = self._clock.now() - self.began_at, self.epoch + 1
+        if self.ahead is not None:
+            self.began_at = self._ahead_at
         decision = run.finish(self.epoch_s)
         self._effects.add(EpochDone(self.epoch, decision))
         if decision is not None:
@@ -255,5 +287,5 @@ class EpochSequence:
         self.advance()
 
     def _finish(self) -> None:
-        self.ended = Leave("Training is over.")
+        self.ahead, self.ended = None, Leave("Training is over.")
         self._effects.add(TrainingDone())

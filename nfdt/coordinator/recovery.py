@@ -71,9 +71,10 @@ class Recovery(FailoverMachine):
     def begin_snapshot(self) -> bool:
         """Begin a snapshot, unless one is being taken, or the shards do not serve; return whether it has begun.
 
-        No new round is leased, of the next epoch either, until :meth:`go_on`.
+        There is none while an epoch is ahead of its permission: that of the end of the one before is the newest state
+        to which the shards may go back. No new round is leased, of the next epoch either, until :meth:`go_on`.
         """
-        if self.taking or self.stage != "serving":
+        if self.taking or self.stage != "serving" or self._epochs.ahead is not None:
             return False
         self.taking, self._of, self._began_at = True, self.attempt, self._clock.now()
         self._epochs.quiesced = True
@@ -142,9 +143,17 @@ class Recovery(FailoverMachine):
         if not self.possible and self.stage != "closed":
             self.close()
             return Fail(f"{part} is lost ({how}), and the newest state of the shards could not be stored.")
+        return self._suspend(part, how)
+
+    def roll_back(self) -> bool:
+        """Let the shards go back to the end of the last epoch, if the next one is ahead; return whether it was."""
+        return self._epochs.ahead is not None and self._suspend("", "") is not None
+
+    def _suspend(self, part: str, how: str) -> Seek | Fail | None:
         found = super().lost(part, how)
         if found is not None:
             self._epochs.suspended = True
+            self._epochs.drop_ahead()
             self.go_on()
             if self._epochs.run is not None:
                 self._epochs.run.suspend()

@@ -70,18 +70,17 @@ class StateMerger:
                     f"of shape {array.shape}."
                 )
 
-    def merge(self, states: Iterable[tuple[int, int, bytes]]) -> None:
-        """Replace the shared state by the merge of (worker index, steps, safetensors)."""
-        decoded = self._decoded(states)
-        if decoded and self._rules:
-            self.replace(merge_untrained(self._rules, self._base, decoded))
+    def settle(self) -> None:
+        """Continue from the state that was published last."""
+        if self._shown is not None:
+            self.replace(self._shown)
 
     def _decoded(self, states: Iterable[tuple[int, int, bytes]]) -> list[WorkerState]:
         """Decode what workers sent; large variables that they left out are as they got them."""
         return [(index, steps, decode_arrays(data, self._base)) for index, steps, data in states]
 
     def show(self, states: Iterable[tuple[int, int, bytes]], metrics: bytes) -> None:
-        """Publish state and metrics in the middle of an epoch; the workers continue with their own."""
+        """Publish the merge of (worker index, steps, safetensors), and metrics; the workers continue with their own."""
         decoded = self._decoded(states)
         if decoded and self._rules:
             self._shown = merge_untrained(self._rules, self._base, decoded)

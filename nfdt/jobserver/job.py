@@ -200,4 +200,10 @@ def _assemble(core: JobCore) -> ActiveTraining:
     coordinator = Coordinator(spec, policy, core.server.clock, merger, topology.sizes, restorable=topology.restores)
 
     shards = topology.connect(coordinator)
-    return ActiveTraining(shards, StateComposer(shards, merger, artifacts), coordinator, topology.recovery)
+    recovery = topology.recovery
+
+    def stored() -> str:
+        passed = core.mailbox.read(lambda: coordinator.passed)
+        return recovery.present_state() if passed and recovery is not None else ""
+
+    return ActiveTraining(shards, StateComposer(shards, merger, artifacts, stored), coordinator, recovery)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from nfdt.coordinator.coordinator import Coordinator
@@ -14,8 +15,10 @@ from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.errors import JobTaken, ProtocolError, UsageError
 from nfdt.core.jobs.admission import read_manifest
 from nfdt.core.jobs.artifacts import ArtifactStore
+from nfdt.core.sharding import sparse_tables
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work.artifacts import artifact_names
+from nfdt.jobserver.capacity import MemoryNeed, model_bytes
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.incoming_state import Rest
 from nfdt.jobserver.job_log import JobLog
@@ -28,7 +31,7 @@ from nfdt.jobserver.topologies import topology_class
 from nfdt.jobserver.topologies.base import Topology
 from nfdt.jobserver.topologies.shard_recovery import ShardRecovery
 from nfdt.model.program.manifest import Manifest
-from nfdt.model.program.state import load_state
+from nfdt.model.program.state import dump_state_parts, load_state
 
 NO_ARTIFACT = 64 * "0"
 
@@ -56,10 +59,13 @@ class StateComposer:
         shards: Client of the job's shards.
         merger: Merger of the untrained state.
         artifacts: Store of files.
+        stored: Returns the artifact that has the end of the last epoch where the shards have more; else "".
     """
 
-    def __init__(self, shards: ShardClients, merger: StateMerger, artifacts: ArtifactStore) -> None:
-        self._shards, self._merger, self._artifacts = shards, merger, artifacts
+    def __init__(
+        self, shards: ShardClients, merger: StateMerger, artifacts: ArtifactStore, stored: Callable[[], str]
+    ) -> None:
+        self._shards, self._merger, self._artifacts, self._stored = shards, merger, artifacts, stored
         self._lock = threading.Lock()
         self._made: dict[tuple[object, bool], str] = {}  # by moment and whether they are weights only
 
@@ -69,11 +75,21 @@ class StateComposer:
             for known in ((moment, False), (moment, weights_only)):
                 if self._artifacts.has(artifact := self._made.get(known, NO_ARTIFACT)):
                     return artifact
-            rest = Rest(self._merger.current, self._merger.metrics)
-            artifact = self._shards.save(self._artifacts, rest, weights_only=weights_only)
+            if isinstance(moment, int) and (stored := self._stored()):
+                artifact = self._copy(stored, weights_only=weights_only)
+            else:
+                rest = Rest(self._merger.current, self._merger.metrics)
+                artifact = self._shards.save(self._artifacts, rest, weights_only=weights_only)
             kept = {known: made for known, made in self._made.items() if known[0] == moment}
             self._made = {**kept, (moment, weights_only): artifact}
             return artifact
+
+    def _copy(self, stored: str, *, weights_only: bool) -> str:
+        """Store a state again, with the metrics of the epoch."""
+        state = load_state(self._artifacts.path(stored))
+        optimizer = {} if weights_only else state.optimizer
+        parts = dump_state_parts(state.weights, optimizer, state.untrained, self._merger.metrics)
+        return self._artifacts.put(*parts)
 
     def replace(self, artifact: str) -> None:
         """Replace the job's state by an artifact that a client uploaded.
@@ -222,8 +238,23 @@ class JobCore(JobParts):
         """Current specification of the job."""
         return self.topology.spec
 
+    @cached_property
+    def may_keep_weights(self) -> bool:
+        """Whether shards may keep weights beside those that they train: all weights are exchanged, and there is room.
+
+        A shard keeps them twice for a moment, and what a push changes of the vectors while they are read.
+        """
+        spec, server = self.spec, self.server
+        if sparse_tables(self.manifest, spec.algorithm, spec.cluster.shards):
+            return False
+        capacity, model = server.capacity(), model_bytes(spec, self.manifest, server.artifacts)
+        need = MemoryNeed.of(spec, self.topology.view, model, capacity)
+        return need.total + 2 * model.weights <= capacity.memory_bytes
+
     def set_learning_rate(self, training: ActiveTraining, value: float) -> None:
         """Set the learning rate of the user's optimizer, on the shards or in the workers; a slow call."""
+        if training.recovery is not None:
+            training.recovery.roll_back(f"The learning rate became {value:g}")
         if not self.topology.set_learning_rate(value):
             training.shards.set_learning_rate(value)
 
@@ -231,6 +262,7 @@ class JobCore(JobParts):
         """Replace the state by an artifact; shards that are restored afterwards begin with it as well. A slow call."""
         mailbox, slots, stored = self.mailbox, self.slots, False
         if training.recovery is not None:
+            training.recovery.roll_back("The state was changed")
             mailbox.handle(training.recovery.outdate)
         while not stored:
             incarnation = mailbox.read(lambda: slots.incarnation)

@@ -62,8 +62,8 @@ class JobResults:
         self._losses = [min([*self._losses, loss], key=abs)]
 
     def epoch_begins(self) -> None:
-        """Record the time at which an epoch begins."""
-        self._epoch_began = self._core.server.clock.now()
+        """Record the time at which an epoch begins, or has begun before its client permitted it."""
+        self._epoch_began = self._training.coordinator.began_at
 
     def steps_end(self) -> None:
         """Record the time at which all steps of an epoch are done; validation follows."""

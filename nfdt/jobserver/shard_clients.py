@@ -69,6 +69,9 @@ class ShardClients(Protocol):
     def set_learning_rate(self, value: float) -> None:
         """Set the learning rate."""
 
+    def keep(self, kept: bool) -> None:
+        """Keep the present weights for workers that evaluate them later, or no more of those kept before."""
+
     def forget(self, worker: str, tasks: Sequence[int]) -> list[frozenset[int]]:
         """Drop the backups of a lost worker and refuse its pushes; return those of its tasks that each has applied."""
 
@@ -202,6 +205,10 @@ class GrpcShardClients:
     def set_learning_rate(self, value: float) -> None:
         """Set the learning rate."""
         self._administer(pb.AdminRequest(learning_rate=pb.ShardLearningRate(value=value)))
+
+    def keep(self, kept: bool) -> None:
+        """Keep the present weights for workers that evaluate them later, or no more of those kept before."""
+        self._administer(pb.AdminRequest(keep=pb.KeepWeights(kept=kept)))
 
     def forget(self, worker: str, tasks: Sequence[int]) -> list[frozenset[int]]:
         """Drop the backups of a lost worker and refuse its pushes; return those of its tasks that each has applied."""

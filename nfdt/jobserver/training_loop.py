@@ -13,6 +13,7 @@ from nfdt.core.work import instructions as ins
 from nfdt.core.work.instructions import EffectHandler, carry_out
 from nfdt.jobserver.job_core import ActiveTraining, JobCore
 from nfdt.jobserver.job_results import JobResults
+from nfdt.jobserver.topologies.shard_recovery import ShardRecovery
 from nfdt.model.program.state import dump_state_parts, load_state
 
 TICK_S = 0.25  # between two looks at the workers
@@ -113,6 +114,8 @@ class TrainingLoop(EffectHandler):
             # One epoch at a time: its end is processed before the next one may begin.
             if self._core.topology.prepare_epoch(coordinator):
                 if self._training.recovery is not None:
+                    if control.steps_of(coordinator.epoch) is not None:
+                        self._training.recovery.roll_back("Pauses were asked for")
                     self._mailbox.handle(self._training.recovery.outdate)
                 self._mailbox.handle(proceed)
 
@@ -137,13 +140,23 @@ class TrainingLoop(EffectHandler):
         self._results.steps_end()
         incarnation = mailbox.read(lambda: self._core.slots.incarnation)
         mailbox.call(training.shards.flush)
+        kept = False
         if training.recovery is not None:
             spec = self._core.spec
             if epoch + 1 >= spec.fit.epochs and spec.validation is None:  # the result is stored at once
                 training.recovery.forgo(incarnation)
             else:
                 mailbox.call(partial(training.recovery.renew, incarnation))
-        mailbox.handle(lambda: self._coordinator.flushed(epoch))
+                kept = epoch + 1 < spec.fit.epochs and self._overlaps(training.recovery)
+        if kept:
+            mailbox.call(partial(training.shards.keep, True))
+        mailbox.handle(lambda: self._coordinator.flushed(epoch, kept=kept))
+
+    def _overlaps(self, recovery: ShardRecovery) -> bool:
+        """Whether the next epoch may begin ahead: the end of this one is stored, and nobody has changed one before."""
+        core = self._core
+        able = core.spec.cluster.epoch_overlap and core.may_keep_weights and not recovery.rolled_back
+        return able and bool(self._mailbox.read(recovery.present_state))
 
     def forget_worker(self, worker: str, tasks: Sequence[int]) -> None:
         """Free what the shards keep for a lost worker; its tasks that they have applied are not trained again."""
@@ -156,6 +169,8 @@ class TrainingLoop(EffectHandler):
 
     def end_epoch(self, epoch: int, decision: ins.CallbackDecision | None) -> None:
         """Carry out what callbacks have decided, write the results of the epoch, and let the topology adapt."""
+        if self._mailbox.read(lambda: self._coordinator.passed):
+            self._mailbox.call(partial(self._training.shards.keep, False))  # the validation is over
         if decision is not None:
             self._callbacks.carry_out(epoch, decision)
         self._results.end_epoch(self._callbacks.spec, stops=decision is not None and decision.stop)

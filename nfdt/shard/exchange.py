@@ -24,6 +24,7 @@ from nfdt.core.wire.job_token import are_task_tickets
 from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, ERROR, LOOKUP, OFFER, PULL, PUSH, WEIGHTS, Frame
 from nfdt.shard.buffers import BufferPool, sum_of_squares
 from nfdt.shard.building import Store
+from nfdt.shard.held_state import KeptWeights
 from nfdt.shard.messages import DeltaRequest, Gradient, Reply, ReplyHistory
 
 logger = logging.getLogger(__name__)
@@ -128,12 +129,19 @@ class WorkerExchange:
         encoders: Codecs for deltas of weights, by name.
         terms: Requests that the job allows.
         worker: Name of the worker.
+        kept: Weights that are kept from the end of an epoch.
     """
 
     def __init__(
-        self, store: Store, buffers: BufferPool, encoders: Mapping[str, Codec], terms: Terms, worker: str
+        self,
+        store: Store,
+        buffers: BufferPool,
+        encoders: Mapping[str, Codec],
+        terms: Terms,
+        worker: str,
+        kept: KeptWeights,
     ) -> None:
-        self._store = store
+        self._store, self._kept = store, kept
         self._buffers = buffers
         self._encoders = encoders
         self._terms, self._worker = terms, worker
@@ -201,7 +209,7 @@ class WorkerExchange:
     def _serve(self, header: Frame, stream: FrameStream) -> None:
         """Answer a push or pull; its update has ended when this returns or raises."""
         try:
-            self._answer(stream, header.sequence, self._reply(header, stream))
+            self._answer(stream, header.sequence, self._reply(header, stream), kept=header.kept)
         finally:
             if self._update is not None:
                 self._update.result()
@@ -209,6 +217,8 @@ class WorkerExchange:
 
     def _reply(self, header: Frame, stream: FrameStream) -> Reply:
         self._complete_at = time.perf_counter()
+        if header.kind == PULL and header.kept:
+            return Reply(self._store.version, self._kept.read())
         if header.kind == PULL:
             delta = self._delta_request(header)
             return self._store.pull(self._worker, sequence=header.sequence, min_version=header.version, delta=delta)
@@ -318,9 +328,12 @@ class WorkerExchange:
         codec = self._encoders[find_decoder(header.reply_codec).name] if header.reply_codec else None
         return self._history.delta_request(codec)
 
-    def _answer(self, stream: FrameStream, sequence: int, reply: Reply) -> None:
+    def _answer(self, stream: FrameStream, sequence: int, reply: Reply, *, kept: bool) -> None:
         """Send the reply to a push or pull, each part of its weights as soon as it is complete."""
-        self._history.add(sequence, reply)
+        if kept:
+            self._history = ReplyHistory()  # the weights of a reply before are no longer those that the worker holds
+        else:
+            self._history.add(sequence, reply)
         content: Any = reply.weights
         header = Frame(sequence=sequence, version=reply.version, staleness=reply.staleness, applied=reply.applied)
         header.served_us = int((time.perf_counter() - self._complete_at) * 1e6)

@@ -16,6 +16,7 @@ import numpy as np
 from nfdt.core.arrays.layout import Array
 from nfdt.core.arrays.safetensors_io import ArrayEntry, Pieces
 from nfdt.core.arrays.seeded_rows import BLOCK_ROWS, RowBlocks
+from nfdt.core.errors import ProtocolError
 from nfdt.core.sharding.records import RecordTree, to_arrays, to_tree
 
 Vectors = Mapping[str, Array]
@@ -60,6 +61,40 @@ class StateHolder:
         """Return copies of the weights and of the shard's part of the optimizer's variables, by index."""
         copy = self.hold(weights_only=weights_only).copied()
         return copy.weights, dict(copy.optimizer)
+
+
+class KeptWeights:
+    """Weights of a shard at one moment, for workers that evaluate them while others train. Thread-safe.
+
+    Args:
+        holder: The shard's store.
+    """
+
+    def __init__(self, holder: StateHolder) -> None:
+        self._holder, self._lock = holder, threading.Lock()
+        self._held: HeldState | None = None  # until the first reader
+        self._weights: Array | None = None
+
+    def keep(self, kept: bool) -> None:
+        """Keep the present weights in place of those kept before; False: keep none."""
+        held = self._holder.hold(weights_only=True) if kept else None
+        with self._lock:
+            before, self._held, self._weights = self._held, held, None
+        if before is not None:
+            before.release()
+
+    def read(self) -> Array:
+        """Return the kept weights, which nobody changes.
+
+        Raises:
+            ProtocolError: none are kept.
+        """
+        with self._lock:
+            if self._held is not None:
+                self._weights, self._held = self._held.copied().weights, None
+            if self._weights is None:
+                raise ProtocolError("Pull: expected weights that are kept from an epoch's end. Received: none.")
+            return self._weights
 
 
 def whole(array: Any) -> Array:

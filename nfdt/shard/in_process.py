@@ -11,6 +11,7 @@ import numpy as np
 from nfdt.codecs import Codec
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.safetensors_io import Pieces
+from nfdt.core.errors import UsageError
 from nfdt.shard.messages import DeltaRequest, Gradient, Reply, ReplyHistory
 from nfdt.shard.store import ShardStore
 from nfdt.transport.base import (
@@ -92,8 +93,14 @@ class InProcessClient:
         """Report of the codecs in use, ready for JSON; empty if nothing is encoded."""
         return self._coding.report() if self._coding else {}
 
-    def pull(self, min_version: int = 0, *, exact: bool = True) -> Pulled:
-        """Return the current weights, at ``min_version`` or later on every shard."""
+    def pull(self, min_version: int = 0, *, exact: bool = True, kept: bool = False) -> Pulled:
+        """Return the current weights, at ``min_version`` or later on every shard.
+
+        Raises:
+            UsageError: kept weights are wanted; these stores keep none.
+        """
+        if kept:
+            raise UsageError("Pull: expected shards that keep weights, on gRPC. Received: stores in this process.")
         self._pushes.check_pull()
         self._newest = self._sequence = self._sequence + 1
         replies = []

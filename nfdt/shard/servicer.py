@@ -33,6 +33,7 @@ from nfdt.model.program.state import State, load_state, name_arrays
 from nfdt.shard.buffers import BufferPool
 from nfdt.shard.building import KeptEngine, Store, build_store, pushes_differences, served_program
 from nfdt.shard.exchange import Terms, WorkerExchange
+from nfdt.shard.held_state import KeptWeights
 from nfdt.shard.listener import ShardListener
 
 SERVICE = "nfdt.v1.Shard"
@@ -50,14 +51,22 @@ class ShardServicer:
         plan: Part of the model on this shard.
         listener: Listener for the streams of pushes and pulls.
         key: Key of the job.
+        kept: Weights that are kept from the end of an epoch.
         weights_only: Leave the optimizer's variables out of the state that is read and written.
     """
 
     def __init__(
-        self, store: Store, plan: ShardPlan, listener: ShardListener, key: str, *, weights_only: bool = False
+        self,
+        store: Store,
+        plan: ShardPlan,
+        listener: ShardListener,
+        key: str,
+        kept: KeptWeights,
+        *,
+        weights_only: bool = False,
     ) -> None:
         self._store, self._plan, self._listener = store, plan, listener
-        self._key, self._weights_only = key, weights_only
+        self._key, self._kept, self._weights_only = key, kept, weights_only
 
     @answering
     def open(self, request: OpenRequest, context: grpc.ServicerContext) -> OpenReply:
@@ -68,12 +77,14 @@ class ShardServicer:
 
     @answering
     def administer(self, request: AdminRequest, context: grpc.ServicerContext) -> AdminReply:
-        """Flush, set the learning rate, report statistics, or remove a worker that left."""
+        """Flush, set the learning rate, report statistics, keep weights, or remove a worker that left."""
         action, applied = request.WhichOneof("action"), list[int]()
         if action == "flush":
             self._store.flush()
         elif action == "learning_rate":
             self._store.set_learning_rate(request.learning_rate.value)
+        elif action == "keep":
+            self._kept.keep(request.keep.kept)
         elif action == "forget":
             applied = self._store.forget(request.forget.worker, request.forget.tasks)
         elif action != "statistics":
@@ -249,15 +260,15 @@ def start_shard(
         **security,
     )
     buffers, encoders = BufferPool(store.size), make_encoders(algorithm.top_k)
-    terms = Terms.of(algorithm, workers, token if leased else "")
+    terms, kept_weights = Terms.of(algorithm, workers, token if leased else ""), KeptWeights(store)
 
     def serve(stream: FrameStream, worker: str) -> None:
-        WorkerExchange(store, buffers, encoders, terms, worker).serve(stream)
+        WorkerExchange(store, buffers, encoders, terms, worker, kept_weights).serve(stream)
 
     cert, key, client_ca = (security.get(name) for name in ("cert", "key", "client_ca"))
     listener = ShardListener(serve, host, 2 * workers + SPARE_CALLS, server_tls(cert, key, client_ca) if cert else None)
     running = RunningShard(address, store, server, listener)
-    servicer = ShardServicer(store, plan, listener, token, weights_only=differences)
+    servicer = ShardServicer(store, plan, listener, token, kept_weights, weights_only=differences)
     server.add_generic_rpc_handlers((servicer.handler(),))
     server.start()
     return running

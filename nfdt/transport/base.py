@@ -152,12 +152,14 @@ class ParameterClient(Protocol):
         last push; ``decisions``: decisions of an adaptive job, the oldest first.
         """
 
-    def pull(self, min_version: int = 0, *, exact: bool = True) -> Pulled:
+    def pull(self, min_version: int = 0, *, exact: bool = True, kept: bool = False) -> Pulled:
         """Return the current weights, at ``min_version`` or later on every shard.
 
         Args:
             min_version: Number of updates that every shard must have applied.
             exact: Return exact weights; False: weights as close as the job's codec allows, to compute a gradient on.
+            kept: Return the weights that the shards keep from the end of an epoch, exactly; no gradient may be
+                computed on them.
 
         Raises:
             UsageError: a push has not been answered yet.

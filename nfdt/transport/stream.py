@@ -130,15 +130,16 @@ class StreamClient:
         """Report of the codecs in use, ready for JSON; empty if nothing is encoded."""
         return self._coding.report() if self._coding else {}
 
-    def pull(self, min_version: int = 0, *, exact: bool = True) -> Pulled:
-        """Return the current weights, at ``min_version`` or later on every shard.
+    def pull(self, min_version: int = 0, *, exact: bool = True, kept: bool = False) -> Pulled:
+        """Return the current weights, at ``min_version`` or later on every shard; or those that the shards keep.
 
         Raises:
             ServerUnreachable: a shard is unreachable or does not answer; the message names its address.
             UsageError: a push has not been answered yet.
         """
         self._pushes.check_pull()
-        self._ask(Frame(kind=PULL, version=min_version), [np.empty(0, np.uint8)] * len(self._links), exact=exact)
+        header = Frame(kind=PULL, version=min_version, kept=kept)
+        self._ask(header, [np.empty(0, np.uint8)] * len(self._links), exact=exact)
         weights, headers = self._answers(self._sequence)
         self._newest = self._sequence
         return Pulled(weights, tuple(header.version for header in headers), self._sequence)

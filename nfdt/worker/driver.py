@@ -94,6 +94,10 @@ class LoopDriver:
         """Let the pipeline pull weights without loss."""
         self.pipeline.weights(exact=True)
 
+    def pull_kept(self) -> Any:
+        """Let the pipeline pull the weights that the shards keep."""
+        self.pipeline.pull_kept()
+
     def compute(self, task: Task, held: Pulled) -> Any:
         """Compute the gradient of a task on pulled weights; return :class:`Step`."""
 

@@ -147,6 +147,11 @@ class WorkerLoop:
                 self._pipeline.discard_weights()
             case ins.CollectState():
                 self._pipeline.discard_weights()  # the weights may be replaced before training continues
+            case ins.Evaluate(ahead=True):
+                yield (self._driver.pull_kept,)
+                evaluated = yield self._driver.execute, instruction
+                self._pipeline.discard_weights()
+                return evaluated
             case ins.Evaluate():
                 if self._validated != instruction.epoch:
                     self._pipeline.discard_weights()

@@ -142,14 +142,14 @@ class MovableClient:
         """See ``ParameterClient``; messages and bytes include those with earlier shards."""
         return _added(self._codecs, self._client.codecs)
 
-    def pull(self, min_version: int = 0, *, exact: bool = True) -> Pulled:
+    def pull(self, min_version: int = 0, *, exact: bool = True, kept: bool = False) -> Pulled:
         """See ``ParameterClient``.
 
         Raises:
             ShardsMoved: the shards have moved.
         """
         with self.exchange():
-            return self._client.pull(min_version, exact=exact)
+            return self._client.pull(min_version, exact=exact, kept=kept)
 
     def begin_push(self, gradient: Vector | Pieces, **options: Unpack[PushOptions]) -> PendingPush:
         """See ``ParameterClient``.

@@ -62,6 +62,10 @@ class Pipeline(Generic[Tag]):
             self._held = self._client.pull(exact=exact)
         return self._held
 
+    def pull_kept(self) -> None:
+        """Hold the weights that the shards keep from the end of an epoch, in place of others."""
+        self._held = self._client.pull(kept=True)
+
     def send(self, tag: Tag, gradient: Vector | Pieces, **options: Unpack[PushOptions]) -> None:
         """Push a gradient that was computed on :meth:`weights`; ``tag`` is returned with the reply."""
         if self._held is not None:

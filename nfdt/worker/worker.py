@@ -211,7 +211,8 @@ class Worker(LoopDriver):
                 state = job.untrained.encode(), job.metrics.collect(), self._loop.epoch_steps
                 return ins.Report(epoch_state=ins.EpochState(instruction.epoch, *state))
             case ins.Evaluate():
-                return ins.Report(evaluated=self._evaluated(instruction, self.pipeline.weights()))
+                with job.aside(instruction.ahead):
+                    return ins.Report(evaluated=self._evaluated(instruction, self.pipeline.weights()))
             case ins.Summarise():
                 return ins.Report(summary=job.summarise(instruction))
         return ins.Report()

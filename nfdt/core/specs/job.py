@@ -61,6 +61,11 @@ class ClusterSpec(RingTuning, RingElastic):
     lost_s: float = Field(
         8.0, ge=0.4, le=86400, description="a slot without a sign of life for so many seconds is lost to the job"
     )
+    epoch_overlap: bool = Field(
+        True,
+        description="workers train the next epoch while the last one is validated and callbacks run; what a callback "
+        "changes makes the job repeat that",
+    )
     emulate: Emulation = Emulation()
 
     @model_validator(mode="after")

@@ -24,39 +24,41 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bnfdt/core/wire/shards.proto\x12\x07nfdt.v1\"\r\n\x0bOpenRequest\")\n\tOpenReply\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\"\xd2\x03\n\x05\x46rame\x12 \n\x04kind\x18\x01 \x01(\x0e\x32\x12.nfdt.v1.FrameKind\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x0f\n\x07samples\x18\x05 \x01(\r\x12\r\n\x05round\x18\x06 \x01(\r\x12\x0c\n\x04part\x18\x07 \x01(\r\x12\r\n\x05parts\x18\x08 \x01(\r\x12\x14\n\x0cwant_weights\x18\t \x01(\x08\x12\x11\n\tstaleness\x18\n \x01(\x04\x12\x0f\n\x07\x61pplied\x18\x0b \x01(\x08\x12\x13\n\x0btotal_bytes\x18\x0c \x01(\x04\x12\r\n\x05\x65rror\x18\x0e \x01(\t\x12\x0f\n\x07segment\x18\x10 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x11 \x01(\t\x12\x0e\n\x06shared\x18\x12 \x01(\x08\x12\r\n\x05\x63odec\x18\x13 \x01(\t\x12\x13\n\x0breply_codec\x18\x14 \x01(\t\x12\x0c\n\x04\x62\x61se\x18\x15 \x01(\x04\x12\x0c\n\x04rate\x18\x16 \x01(\x02\x12\x13\n\x0b\x63omputed_on\x18\x17 \x01(\x04\x12\x11\n\tserved_us\x18\x18 \x01(\r\x12\x13\n\x0b\x64\x65nominator\x18\x19 \x01(\x02\x12\r\n\x05tasks\x18\x1e \x03(\x04\x12\x0f\n\x07tickets\x18\x1f \x01(\x0cJ\x04\x08\r\x10\x0eJ\x04\x08\x0f\x10\x10\"\xcd\x01\n\x0c\x41\x64minRequest\x12\x1f\n\x05\x66lush\x18\x01 \x01(\x0b\x32\x0e.nfdt.v1.FlushH\x00\x12\x33\n\rlearning_rate\x18\x02 \x01(\x0b\x32\x1a.nfdt.v1.ShardLearningRateH\x00\x12.\n\nstatistics\x18\x04 \x01(\x0b\x32\x18.nfdt.v1.ShardStatisticsH\x00\x12\'\n\x06\x66orget\x18\x05 \x01(\x0b\x32\x15.nfdt.v1.ForgetWorkerH\x00\x42\x08\n\x06\x61\x63tionJ\x04\x08\x03\x10\x04\"\x07\n\x05\x46lush\"\"\n\x11ShardLearningRate\x12\r\n\x05value\x18\x01 \x01(\x01\"\x11\n\x0fShardStatistics\"-\n\x0c\x46orgetWorker\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\r\n\x05tasks\x18\x02 \x03(\x04\"G\n\nAdminReply\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x17\n\x0fstatistics_json\x18\x02 \x01(\t\x12\x0f\n\x07\x61pplied\x18\x03 \x03(\x04\"y\n\x0bReadRequest\x12\x14\n\x0cweights_only\x18\x01 \x01(\x08\x12\x0f\n\x07records\x18\x02 \x01(\x08\x12\r\n\x05\x66iles\x18\x03 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x04 \x01(\t\x12#\n\x06places\x18\x05 \x03(\x0b\x32\x13.nfdt.v1.StatePlace\"8\n\nStatePlace\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x66ile\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\x04\"?\n\nStateChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c*v\n\tFrameKind\x12\x15\n\x11\x46RAME_UNSPECIFIED\x10\x00\x12\x08\n\x04PUSH\x10\x01\x12\x08\n\x04PULL\x10\x02\x12\x0b\n\x07WEIGHTS\x10\x03\x12\x0f\n\x0b\x41\x43KNOWLEDGE\x10\x04\x12\t\n\x05\x45RROR\x10\x05\x12\t\n\x05OFFER\x10\x06\x12\n\n\x06LOOKUP\x10\x07\x32\xdf\x01\n\x05Shard\x12\x30\n\x04Open\x12\x14.nfdt.v1.OpenRequest\x1a\x12.nfdt.v1.OpenReply\x12\x38\n\nAdminister\x12\x15.nfdt.v1.AdminRequest\x1a\x13.nfdt.v1.AdminReply\x12\x35\n\x04Read\x12\x14.nfdt.v1.ReadRequest\x1a\x13.nfdt.v1.StateChunk(\x01\x30\x01\x12\x33\n\x05Write\x12\x13.nfdt.v1.StateChunk\x1a\x13.nfdt.v1.AdminReply(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bnfdt/core/wire/shards.proto\x12\x07nfdt.v1\"\r\n\x0bOpenRequest\")\n\tOpenReply\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\"\xe0\x03\n\x05\x46rame\x12 \n\x04kind\x18\x01 \x01(\x0e\x32\x12.nfdt.v1.FrameKind\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x0f\n\x07samples\x18\x05 \x01(\r\x12\r\n\x05round\x18\x06 \x01(\r\x12\x0c\n\x04part\x18\x07 \x01(\r\x12\r\n\x05parts\x18\x08 \x01(\r\x12\x14\n\x0cwant_weights\x18\t \x01(\x08\x12\x11\n\tstaleness\x18\n \x01(\x04\x12\x0f\n\x07\x61pplied\x18\x0b \x01(\x08\x12\x13\n\x0btotal_bytes\x18\x0c \x01(\x04\x12\r\n\x05\x65rror\x18\x0e \x01(\t\x12\x0f\n\x07segment\x18\x10 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x11 \x01(\t\x12\x0e\n\x06shared\x18\x12 \x01(\x08\x12\r\n\x05\x63odec\x18\x13 \x01(\t\x12\x13\n\x0breply_codec\x18\x14 \x01(\t\x12\x0c\n\x04\x62\x61se\x18\x15 \x01(\x04\x12\x0c\n\x04rate\x18\x16 \x01(\x02\x12\x13\n\x0b\x63omputed_on\x18\x17 \x01(\x04\x12\x11\n\tserved_us\x18\x18 \x01(\r\x12\x13\n\x0b\x64\x65nominator\x18\x19 \x01(\x02\x12\r\n\x05tasks\x18\x1e \x03(\x04\x12\x0f\n\x07tickets\x18\x1f \x01(\x0c\x12\x0c\n\x04kept\x18  \x01(\x08J\x04\x08\r\x10\x0eJ\x04\x08\x0f\x10\x10\"\xf3\x01\n\x0c\x41\x64minRequest\x12\x1f\n\x05\x66lush\x18\x01 \x01(\x0b\x32\x0e.nfdt.v1.FlushH\x00\x12\x33\n\rlearning_rate\x18\x02 \x01(\x0b\x32\x1a.nfdt.v1.ShardLearningRateH\x00\x12.\n\nstatistics\x18\x04 \x01(\x0b\x32\x18.nfdt.v1.ShardStatisticsH\x00\x12\'\n\x06\x66orget\x18\x05 \x01(\x0b\x32\x15.nfdt.v1.ForgetWorkerH\x00\x12$\n\x04keep\x18\x06 \x01(\x0b\x32\x14.nfdt.v1.KeepWeightsH\x00\x42\x08\n\x06\x61\x63tionJ\x04\x08\x03\x10\x04\"\x07\n\x05\x46lush\"\"\n\x11ShardLearningRate\x12\r\n\x05value\x18\x01 \x01(\x01\"\x11\n\x0fShardStatistics\"\x1b\n\x0bKeepWeights\x12\x0c\n\x04kept\x18\x01 \x01(\x08\"-\n\x0c\x46orgetWorker\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\r\n\x05tasks\x18\x02 \x03(\x04\"G\n\nAdminReply\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x17\n\x0fstatistics_json\x18\x02 \x01(\t\x12\x0f\n\x07\x61pplied\x18\x03 \x03(\x04\"y\n\x0bReadRequest\x12\x14\n\x0cweights_only\x18\x01 \x01(\x08\x12\x0f\n\x07records\x18\x02 \x01(\x08\x12\r\n\x05\x66iles\x18\x03 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x04 \x01(\t\x12#\n\x06places\x18\x05 \x03(\x0b\x32\x13.nfdt.v1.StatePlace\"8\n\nStatePlace\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x66ile\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\x04\"?\n\nStateChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c*v\n\tFrameKind\x12\x15\n\x11\x46RAME_UNSPECIFIED\x10\x00\x12\x08\n\x04PUSH\x10\x01\x12\x08\n\x04PULL\x10\x02\x12\x0b\n\x07WEIGHTS\x10\x03\x12\x0f\n\x0b\x41\x43KNOWLEDGE\x10\x04\x12\t\n\x05\x45RROR\x10\x05\x12\t\n\x05OFFER\x10\x06\x12\n\n\x06LOOKUP\x10\x07\x32\xdf\x01\n\x05Shard\x12\x30\n\x04Open\x12\x14.nfdt.v1.OpenRequest\x1a\x12.nfdt.v1.OpenReply\x12\x38\n\nAdminister\x12\x15.nfdt.v1.AdminRequest\x1a\x13.nfdt.v1.AdminReply\x12\x35\n\x04Read\x12\x14.nfdt.v1.ReadRequest\x1a\x13.nfdt.v1.StateChunk(\x01\x30\x01\x12\x33\n\x05Write\x12\x13.nfdt.v1.StateChunk\x1a\x13.nfdt.v1.AdminReply(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'nfdt.core.wire.shards_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FRAMEKIND']._serialized_start=1205
-  _globals['_FRAMEKIND']._serialized_end=1323
+  _globals['_FRAMEKIND']._serialized_start=1286
+  _globals['_FRAMEKIND']._serialized_end=1404
   _globals['_OPENREQUEST']._serialized_start=40
   _globals['_OPENREQUEST']._serialized_end=53
   _globals['_OPENREPLY']._serialized_start=55
   _globals['_OPENREPLY']._serialized_end=96
   _globals['_FRAME']._serialized_start=99
-  _globals['_FRAME']._serialized_end=565
-  _globals['_ADMINREQUEST']._serialized_start=568
-  _globals['_ADMINREQUEST']._serialized_end=773
-  _globals['_FLUSH']._serialized_start=775
-  _globals['_FLUSH']._serialized_end=782
-  _globals['_SHARDLEARNINGRATE']._serialized_start=784
-  _globals['_SHARDLEARNINGRATE']._serialized_end=818
-  _globals['_SHARDSTATISTICS']._serialized_start=820
-  _globals['_SHARDSTATISTICS']._serialized_end=837
-  _globals['_FORGETWORKER']._serialized_start=839
-  _globals['_FORGETWORKER']._serialized_end=884
-  _globals['_ADMINREPLY']._serialized_start=886
-  _globals['_ADMINREPLY']._serialized_end=957
-  _globals['_READREQUEST']._serialized_start=959
-  _globals['_READREQUEST']._serialized_end=1080
-  _globals['_STATEPLACE']._serialized_start=1082
-  _globals['_STATEPLACE']._serialized_end=1138
-  _globals['_STATECHUNK']._serialized_start=1140
-  _globals['_STATECHUNK']._serialized_end=1203
-  _globals['_SHARD']._serialized_start=1326
-  _globals['_SHARD']._serialized_end=1549
+  _globals['_FRAME']._serialized_end=579
+  _globals['_ADMINREQUEST']._serialized_start=582
+  _globals['_ADMINREQUEST']._serialized_end=825
+  _globals['_FLUSH']._serialized_start=827
+  _globals['_FLUSH']._serialized_end=834
+  _globals['_SHARDLEARNINGRATE']._serialized_start=836
+  _globals['_SHARDLEARNINGRATE']._serialized_end=870
+  _globals['_SHARDSTATISTICS']._serialized_start=872
+  _globals['_SHARDSTATISTICS']._serialized_end=889
+  _globals['_KEEPWEIGHTS']._serialized_start=891
+  _globals['_KEEPWEIGHTS']._serialized_end=918
+  _globals['_FORGETWORKER']._serialized_start=920
+  _globals['_FORGETWORKER']._serialized_end=965
+  _globals['_ADMINREPLY']._serialized_start=967
+  _globals['_ADMINREPLY']._serialized_end=1038
+  _globals['_READREQUEST']._serialized_start=1040
+  _globals['_READREQUEST']._serialized_end=1161
+  _globals['_STATEPLACE']._serialized_start=1163
+  _globals['_STATEPLACE']._serialized_end=1219
+  _globals['_STATECHUNK']._serialized_start=1221
+  _globals['_STATECHUNK']._serialized_end=1284
+  _globals['_SHARD']._serialized_start=1407
+  _globals['_SHARD']._serialized_end=1630
 # @@protoc_insertion_point(module_scope)

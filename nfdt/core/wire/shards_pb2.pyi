@@ -110,6 +110,7 @@ class Frame(google.protobuf.message.Message):
     DENOMINATOR_FIELD_NUMBER: builtins.int
     TASKS_FIELD_NUMBER: builtins.int
     TICKETS_FIELD_NUMBER: builtins.int
+    KEPT_FIELD_NUMBER: builtins.int
     kind: Global___FrameKind.ValueType
     sequence: builtins.int
     """per worker, rising from 1"""
@@ -156,6 +157,8 @@ class Frame(google.protobuf.message.Message):
     """push: of the gradient's loss; 0: samples; infinity: of a sum, which is not divided"""
     tickets: builtins.bytes
     """push: the tickets of these tasks (nfdt/core/wire/job_token.py), one after the other"""
+    kept: builtins.bool
+    """pull: the weights that the shard keeps, of the end of an epoch; always all of them"""
     @property
     def tasks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """push: numbers of the leased tasks whose samples are in it; applied once"""
@@ -188,8 +191,9 @@ class Frame(google.protobuf.message.Message):
         denominator: builtins.float = ...,
         tasks: collections.abc.Iterable[builtins.int] | None = ...,
         tickets: builtins.bytes = ...,
+        kept: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["applied", b"applied", "base", b"base", "boot_id", b"boot_id", "codec", b"codec", "computed_on", b"computed_on", "denominator", b"denominator", "error", b"error", "kind", b"kind", "part", b"part", "parts", b"parts", "rate", b"rate", "reply_codec", b"reply_codec", "round", b"round", "samples", b"samples", "segment", b"segment", "sequence", b"sequence", "served_us", b"served_us", "shared", b"shared", "staleness", b"staleness", "tasks", b"tasks", "tickets", b"tickets", "total_bytes", b"total_bytes", "version", b"version", "want_weights", b"want_weights", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["applied", b"applied", "base", b"base", "boot_id", b"boot_id", "codec", b"codec", "computed_on", b"computed_on", "denominator", b"denominator", "error", b"error", "kept", b"kept", "kind", b"kind", "part", b"part", "parts", b"parts", "rate", b"rate", "reply_codec", b"reply_codec", "round", b"round", "samples", b"samples", "segment", b"segment", "sequence", b"sequence", "served_us", b"served_us", "shared", b"shared", "staleness", b"staleness", "tasks", b"tasks", "tickets", b"tickets", "total_bytes", b"total_bytes", "version", b"version", "want_weights", b"want_weights", "worker", b"worker"]) -> None: ...
 
 Global___Frame: typing_extensions.TypeAlias = Frame
 
@@ -201,6 +205,7 @@ class AdminRequest(google.protobuf.message.Message):
     LEARNING_RATE_FIELD_NUMBER: builtins.int
     STATISTICS_FIELD_NUMBER: builtins.int
     FORGET_FIELD_NUMBER: builtins.int
+    KEEP_FIELD_NUMBER: builtins.int
     @property
     def flush(self) -> Global___Flush:
         """apply what softsync still holds"""
@@ -213,6 +218,10 @@ class AdminRequest(google.protobuf.message.Message):
     def forget(self) -> Global___ForgetWorker:
         """the worker is gone: free its backup, refuse what it still sends"""
 
+    @property
+    def keep(self) -> Global___KeepWeights:
+        """keep the present weights for pulls; in place of those kept before"""
+
     def __init__(
         self,
         *,
@@ -220,10 +229,11 @@ class AdminRequest(google.protobuf.message.Message):
         learning_rate: Global___ShardLearningRate | None = ...,
         statistics: Global___ShardStatistics | None = ...,
         forget: Global___ForgetWorker | None = ...,
+        keep: Global___KeepWeights | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["action", b"action", "flush", b"flush", "forget", b"forget", "learning_rate", b"learning_rate", "statistics", b"statistics"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["action", b"action", "flush", b"flush", "forget", b"forget", "learning_rate", b"learning_rate", "statistics", b"statistics"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["action", b"action"]) -> typing.Literal["flush", "learning_rate", "statistics", "forget"] | None: ...
+    def HasField(self, field_name: typing.Literal["action", b"action", "flush", b"flush", "forget", b"forget", "keep", b"keep", "learning_rate", b"learning_rate", "statistics", b"statistics"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["action", b"action", "flush", b"flush", "forget", b"forget", "keep", b"keep", "learning_rate", b"learning_rate", "statistics", b"statistics"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["action", b"action"]) -> typing.Literal["flush", "learning_rate", "statistics", "forget", "keep"] | None: ...
 
 Global___AdminRequest: typing_extensions.TypeAlias = AdminRequest
 
@@ -261,6 +271,21 @@ class ShardStatistics(google.protobuf.message.Message):
     ) -> None: ...
 
 Global___ShardStatistics: typing_extensions.TypeAlias = ShardStatistics
+
+@typing.final
+class KeepWeights(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEPT_FIELD_NUMBER: builtins.int
+    kept: builtins.bool
+    def __init__(
+        self,
+        *,
+        kept: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["kept", b"kept"]) -> None: ...
+
+Global___KeepWeights: typing_extensions.TypeAlias = KeepWeights
 
 @typing.final
 class ForgetWorker(google.protobuf.message.Message):

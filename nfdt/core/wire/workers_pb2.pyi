@@ -1183,15 +1183,19 @@ Global___CollectState: typing_extensions.TypeAlias = CollectState
 
 @typing.final
 class Evaluate(google.protobuf.message.Message):
-    """Pull the current weights, take the merged untrained state, evaluate these rows of the validation data."""
+    """Pull the current weights, take the merged untrained state, evaluate these rows of the validation data.
+    ahead: the next epoch has begun; pull the kept weights, and leave the state and metrics of the training as they are.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: builtins.int
     TASKS_FIELD_NUMBER: builtins.int
     UNTRAINED_FIELD_NUMBER: builtins.int
+    AHEAD_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     untrained: builtins.bytes
+    ahead: builtins.bool
     @property
     def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Task]: ...
     def __init__(
@@ -1200,8 +1204,9 @@ class Evaluate(google.protobuf.message.Message):
         epoch: builtins.int = ...,
         tasks: collections.abc.Iterable[Global___Task] | None = ...,
         untrained: builtins.bytes = ...,
+        ahead: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "tasks", b"tasks", "untrained", b"untrained"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "epoch", b"epoch", "tasks", b"tasks", "untrained", b"untrained"]) -> None: ...
 
 Global___Evaluate: typing_extensions.TypeAlias = Evaluate
 
@@ -1233,6 +1238,7 @@ class Summarise(google.protobuf.message.Message):
     LOGS_FIELD_NUMBER: builtins.int
     STEPS_FIELD_NUMBER: builtins.int
     CALLBACKS_FIELD_NUMBER: builtins.int
+    AHEAD_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     metrics: builtins.bytes
     validation_metrics: builtins.bytes
@@ -1240,6 +1246,8 @@ class Summarise(google.protobuf.message.Message):
     """of the epoch"""
     callbacks: builtins.str
     """their state as JSON; empty: there are none"""
+    ahead: builtins.bool
+    """as of Evaluate"""
     @property
     def logs(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]: ...
     def __init__(
@@ -1251,8 +1259,9 @@ class Summarise(google.protobuf.message.Message):
         logs: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
         steps: builtins.int = ...,
         callbacks: builtins.str = ...,
+        ahead: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["callbacks", b"callbacks", "epoch", b"epoch", "logs", b"logs", "metrics", b"metrics", "steps", b"steps", "validation_metrics", b"validation_metrics"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "callbacks", b"callbacks", "epoch", b"epoch", "logs", b"logs", "metrics", b"metrics", "steps", b"steps", "validation_metrics", b"validation_metrics"]) -> None: ...
 
 Global___Summarise: typing_extensions.TypeAlias = Summarise
 

@@ -79,11 +79,16 @@ class CollectState:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Evaluate these rows of the validation data on the current weights and this untrained state."""
+    """Evaluate these rows of the validation data on the current weights and this untrained state.
+
+    ``ahead``: the worker may train the next epoch already; evaluate on the weights that the shards keep, and leave the
+    state and metrics of the training as they are.
+    """
 
     epoch: int
     tasks: tuple[Task, ...]
     untrained: bytes
+    ahead: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,7 @@ class Summarise:
     ``logs`` are the running logs, the only source of logs that are no metrics. Empty ``metrics``: all workers that
     counted them are lost, use ``logs``. Empty ``validation_metrics``: there was no validation. ``steps`` is the number
     of the epoch's steps. ``callbacks`` is the state of the callbacks of a detached job, which are then called.
+    ``ahead``: as of :class:`Evaluate`.
     """
 
     epoch: int
@@ -101,6 +107,7 @@ class Summarise:
     logs: Mapping[str, float]
     steps: int = 0
     callbacks: str = ""
+    ahead: bool = False
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,10 @@ class MovingShards:
         self._rate = value
         self._call(lambda shards: shards.set_learning_rate(value))
 
+    def keep(self, kept: bool) -> None:
+        """Keep the present weights for workers that evaluate them later, or no more of those kept before."""
+        self._call(lambda shards: shards.keep(kept))
+
     def forget(self, worker: str, tasks: Sequence[int]) -> list[frozenset[int]]:
         """Drop the backups of a lost worker and refuse its pushes; return those of its tasks that each has applied."""
         return self._call(lambda shards: shards.forget(worker, tasks))

@@ -71,7 +71,12 @@ class FlatTopology(Topology):
             return self
         mailbox = self.parts.mailbox
         load = ShardLoad.of(mailbox.call(shards.statistics))
-        return mailbox.handle(lambda: self._form_groups(coordinator, load, remaining_s))
+        choice = mailbox.handle(lambda: self._choose_groups(coordinator, load, remaining_s))
+        if choice is None:
+            return self
+        if self.recovery is not None:
+            self.recovery.roll_back("Groups are formed")
+        return mailbox.handle(lambda: self._form_groups(coordinator, choice))
 
     def _give_up_workers(self, coordinator: Coordinator) -> None:
         living, demand = self.parts.slots.living(), self.parts.server.pool.demand
@@ -83,11 +88,11 @@ class FlatTopology(Topology):
             text = f"{spare} workers go to a job that waits, {len(living) - spare} train on."
             self.parts.job_log.write("info", text)
 
-    def _form_groups(self, coordinator: Coordinator, load: ShardLoad, remaining_s: float) -> Topology:
+    def _choose_groups(self, coordinator: Coordinator, load: ShardLoad, remaining_s: float) -> PlanChoice | None:
         machines = {slot.name: "/".join(machine_of(slot.slot.hello)) for slot in self.parts.slots.living()}
-        choice = coordinator.plan_groups(load, remaining_s, machines)
-        if choice is None:
-            return self
+        return coordinator.plan_groups(load, remaining_s, machines)
+
+    def _form_groups(self, coordinator: Coordinator, choice: PlanChoice) -> Topology:
         self._may_form_groups = False
         workers = workers_by_member(self.parts, self.spec)
         if len(workers) < self.spec.cluster.workers:

@@ -45,6 +45,7 @@ class ShardRecovery(Failover):
 
     Attributes:
         shards: Client of the current shards.
+        rolled_back: Whether an epoch that had begun ahead was dropped because something had changed before it.
     """
 
     def __init__(self, parts: JobParts, coordinator: Coordinator) -> None:
@@ -54,6 +55,7 @@ class ShardRecovery(Failover):
         self._replaced: set[str] = set()  # artifacts of earlier snapshots
         self._due = False  # whether a snapshot is about to be taken because it is due
         self._present: Rest | None = None  # of the newest snapshot, until an epoch begins after it
+        self.rolled_back = self._rolls_back = False
         self._mailbox.add_timer(self._look_at_clock)
 
     # ---- losses
@@ -61,6 +63,7 @@ class ShardRecovery(Failover):
     def lose(self, lost: JobSlot, how: str, *, killed: bool = False) -> None:
         """Restore the shards, unless they are killed again and again."""
         self._parts.job_log.record("shard_lost", {"shard": lost.name, "reason": how})
+        self._rolls_back = False
         super().lose(lost, how, killed=killed)
 
     def _out_of_memory(self, reason: str) -> JobFailed:
@@ -82,12 +85,38 @@ class ShardRecovery(Failover):
 
     def _resume(self, resume: Resume) -> None:
         self._slots.move_workers()
+        if self._rolls_back:
+            self._rolls_back = False
+            return
         data = {"seconds": round(resume.seconds, 3), "redone_samples": resume.redone_samples}
         self._parts.job_log.record("shards_restored", data)
 
     def _reason(self, error: Exception) -> BaseException:
         reason = error if isinstance(error, NfdtError) else NfdtError(f"{type(error).__name__}: {error}")
         return PartLost(f"A lost shard could not be restored. {reason}")
+
+    # ---- epochs that begin ahead
+
+    def roll_back(self, why: str) -> None:
+        """Let the shards go back to the end of the last epoch if the next one has begun ahead. A slow call.
+
+        No other epoch of the job begins ahead.
+
+        Args:
+            why: What has changed, for the log.
+        """
+
+        def begin() -> bool:
+            begun = self._recovery.roll_back()
+            if begun:
+                self.rolled_back = self._rolls_back = True
+                self._mailbox.add_timer(self._look)
+            return begun
+
+        if self._mailbox.handle(begin):
+            text = f"{why} between two epochs: the next one begins again, and from now on each one waits for the last."
+            self._parts.job_log.write("info", text)
+        self._mailbox.wait(lambda: not self._rolls_back or not self.running or None, DEADLINE_S)
 
     # ---- snapshots
 

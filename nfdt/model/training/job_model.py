@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -182,6 +183,15 @@ class JobModel:
 
     # ---- evaluation and logs
 
+    @contextmanager
+    def aside(self, ahead: bool) -> Iterator[None]:
+        """Leave the state and metrics of the training as they are before a block; False: do nothing."""
+        if not ahead:
+            yield
+            return
+        with self.untrained.preserved(), self.metrics.preserved():
+            yield
+
     def begin_validation(self, epoch: int) -> None:
         """Begin the validation after an epoch; a second call does nothing."""
         if self.validation is not None:
@@ -207,6 +217,10 @@ class JobModel:
 
     def summarise(self, merged: ins.Summarise) -> ins.Summary:
         """Turn merged metric variables into logs, and call the callbacks of a detached job."""
+        with self.aside(merged.ahead):
+            return self._summary(merged)
+
+    def _summary(self, merged: ins.Summarise) -> ins.Summary:
         summary = ins.Summary(**self.metrics.summary(merged.metrics, merged.validation_metrics, merged.logs))
         if not merged.callbacks:
             return summary

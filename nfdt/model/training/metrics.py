@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -11,7 +12,7 @@ import numpy as np
 from nfdt.core.arrays.layout import Array
 from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
 from nfdt.core.errors import CaptureError, ShapeMismatch
-from nfdt.model.backends.variables import assign_values, values_of
+from nfdt.model.backends.variables import assign_values, preserved, values_of
 from nfdt.model.program.compiling import leaf_metrics, merges_itself
 from nfdt.model.training.metric_states import EACH, LOG, MEAN, SAMPLES, own_logs, variable_shapes
 
@@ -35,6 +36,15 @@ class ModelMetrics:
         self._model.reset_metrics()
         self._steps = self._samples = 0
         self._logs = {}
+
+    @contextmanager
+    def preserved(self) -> Iterator[None]:
+        """Restore the values and counts at the end of a block."""
+        counts = self._steps, self._samples, self._logs
+        with preserved(list(self._named_variables().values())):
+            yield
+            self._model.reset_metrics()  # also those that have got their variables in the block
+        self._steps, self._samples, self._logs = counts
 
     def stepped(self, samples: int, logs: Mapping[str, Any] | None = None) -> None:
         """Count a step of the model, which has updated its metrics; ``logs``: its return value, tensors by name."""

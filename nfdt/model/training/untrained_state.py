@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import ShapeMismatch
-from nfdt.model.backends.variables import assign_values, values_of
+from nfdt.model.backends.variables import assign_values, preserved, values_of
 from nfdt.model.program.untrained import untrained_variables
 from nfdt.model.training.merge import decode_arrays, encode_arrays, is_large
 
@@ -57,6 +58,11 @@ class UntrainedState:
     def read(self) -> list[Array]:
         """Return the values, in order."""
         return values_of(self.variables)
+
+    def preserved(self) -> AbstractContextManager[None]:
+        """Restore the values at the end of a block, except data of the script."""
+        own = [v for v, rule in zip(self.variables, self._rules, strict=True) if rule != "given"]
+        return preserved(own)
 
     def encode(self) -> bytes:
         """Return the values as safetensors, without large ones that are as they were given, and without data."""
