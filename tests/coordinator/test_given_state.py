@@ -18,7 +18,8 @@ def test_it_is_the_last_that_was_given_whatever_workers_send():
     assert merger.encoded == b""
     merger.check({0: MEAN, 1: DATA})
     merger.replace([MEAN, DATA])
-    merger.merge([(worker, 1, encode_arrays([MEAN + worker, DATA], [1])) for worker in (0, 2)])
+    merger.show([(worker, 1, encode_arrays([MEAN + worker, DATA], [1])) for worker in (0, 2)], b"")
+    merger.settle()
     mean, given = decode_arrays(merger.encoded)
     assert mean.tolist() == [1.0, 1.0]
     assert given.tobytes() == DATA.tobytes()

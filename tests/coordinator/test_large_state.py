@@ -38,7 +38,8 @@ def test_frozen_weights_do_not_travel_and_changing_ones_do():
                 state.load(merger.encoded)
         sent = train(one, 10 * epoch), train(other, 20 * epoch)
         assert max(map(len, sent)) < 1.1 * MOVING.nbytes
-        merger.merge([(0, 1, sent[0]), (1, 1, sent[1])])
+        merger.show([(0, 1, sent[0]), (1, 1, sent[1])], b"")
+        merger.settle()
         assert len(merger.encoded) < 1.1 * MOVING.nbytes
         np.testing.assert_array_equal(merger.current[0], FROZEN)
         np.testing.assert_array_equal(merger.current[1], np.full(LARGE_BYTES, 15 * epoch))
@@ -52,5 +53,6 @@ def test_what_a_callback_has_changed_once_always_travels():
     merger.replace([FROZEN, MOVING])  # as in the program again, which this worker no longer has
     worker.load(merger.encoded)
     np.testing.assert_array_equal(worker.read()[0], FROZEN)
-    merger.merge([(0, 1, worker.encode())])
+    merger.show([(0, 1, worker.encode())], b"")
+    merger.settle()
     np.testing.assert_array_equal(merger.current[0], FROZEN)

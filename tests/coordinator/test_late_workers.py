@@ -92,8 +92,8 @@ def test_the_tail_of_a_silent_worker_is_trained_by_one_that_has_nothing_left():
     assert again.tasks == silent
     assert isinstance(finish(cluster, B), CollectState)
     finish(cluster, B)
-    cluster.flush()
     pass_time(cluster, 0.5, A)
+    cluster.flush()
     assert isinstance(cluster.workers[B].ask(), Summarise)
     assert isinstance(finish(cluster, B), BeginEpoch), "the next epoch begins without the silent one"
     (end,) = cluster.of("epoch_end")
@@ -108,8 +108,8 @@ def test_what_a_silent_worker_pushed_late_does_not_count_and_it_takes_part_again
     cluster.workers[B].ask()
     finish(cluster, B)
     finish(cluster, B)
-    cluster.flush()
     pass_time(cluster, 0.5, A)
+    cluster.flush()
     cluster.workers[B].ask()
     finish(cluster, B)
     assert isinstance(finish(cluster, A), BeginEpoch)
@@ -134,11 +134,11 @@ def test_an_overtaken_worker_that_lives_has_a_second_to_hand_in_its_state():
     cluster.workers[B].ask()
     assert isinstance(finish(cluster, B), CollectState)
     finish(cluster, B)
-    cluster.flush()
     pass_time(cluster, 0.5)
     pass_time(cluster, 0.9)
     assert cluster.coordinator.waiting_for() == (A,)
     pass_time(cluster, 0.2)
+    cluster.flush()
     assert cluster.coordinator.phase == "summarise"
 
 

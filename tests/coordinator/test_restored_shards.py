@@ -236,14 +236,15 @@ def test_states_are_collected_again_though_nothing_is_to_be_redone():
     cluster.newest = [shard.copy() for shard in cluster.shards]
     assert lose(cluster) == 0
     assert cluster.coordinator.phase == "collect"
-    assert len(cluster.unflushed) == 2
+    assert cluster.unflushed == []
     instructions = [cluster.workers[name].ask() for name in (A, B)]
     assert all(isinstance(each, CollectState) for each in instructions)
 
 
 def test_after_the_confirmed_flush_nothing_is_redone():
     cluster = begun(job(validation=8))
-    reach(cluster, "collect")
+    while not cluster.unflushed:
+        turns(cluster, 1)
     cluster.flush()
     assert lose(cluster) == 0
     reach(cluster, "validate")
@@ -408,6 +409,7 @@ def test_a_pause_can_begin_during_a_snapshot():
 
 def test_progress_is_that_of_the_current_epoch():
     cluster = begun(job(epochs=2))
+    cluster.keeps = False
     assert RestorableCluster(job()).coordinator.recovery.progress() is None
     assert cluster.coordinator.recovery.progress() is None
     turns(cluster, 3)
@@ -423,6 +425,8 @@ def test_progress_is_complete_once_the_shards_are_flushed():
     cluster = begun(job())
     reach(cluster, "collect")
     assert cluster.coordinator.recovery.progress().samples == 0
+    while not cluster.unflushed:
+        turns(cluster, 1)
     cluster.coordinator.flushed(0)
     assert cluster.coordinator.recovery.progress() == EpochProgress(epoch=0, samples=20, rows=((0, 0, 20),), task=5)
 

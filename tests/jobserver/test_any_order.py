@@ -142,3 +142,50 @@ def test_a_job_that_is_stopped_or_cancelled_at_any_time_ends_so(name, attended, 
         if ends_in(world, "succeeded", "cancelled") == "succeeded":
             assert (world.applied() <= 1).all(), world.applied()
             assert stops or (world.applied() == 1).all()  # it had ended before
+
+
+@contextmanager
+def epoch_ahead() -> Iterator[World]:
+    """Yield a job whose first epoch has ended, and whose workers train the second one without permission."""
+    with world_of("asgd", attended=True) as world:
+        world.permit(0, 0)
+        for _ in range(300):
+            world.begin()
+            world.go_on(1)
+            training = world.job.core.training
+            if training is not None and training.between_epochs and training.coordinator.ahead is not None:
+                break
+        world.go_on(2)
+        assert training.coordinator.passed
+        yield world
+
+
+@settings(max_examples=40, deadline=None)
+@given(events=EVENTS)
+def test_an_epoch_that_has_begun_ahead_loses_no_row_and_applies_none_twice(events):
+    with epoch_ahead() as world:
+        for event, value in events:
+            bring(world, event, value)
+        if ends_in(world, "succeeded") == "succeeded":
+            assert (world.applied() == 1).all(), world.applied()
+
+
+def test_a_learning_rate_between_two_epochs_makes_workers_begin_the_second_one_again():
+    with epoch_ahead() as world:
+        rows = [rows for shard in world.shards.values() if shard.alive for rows in shard.weights[world.samples :]]
+        assert any(rows), "some rows of the second epoch are trained"
+        world.request(set_learning_rate=jobs_pb2.SetLearningRate(value=0.1))
+        world._until(lambda: not world.turns.lives("client"))
+        recovery = world.job.core.training.recovery
+        assert recovery.rolled_back
+        assert not any(shard.weights[world.samples :].any() for shard in world.shards.values() if shard.alive)
+        assert ends_in(world, "succeeded") == "succeeded"
+        assert (world.applied() == 1).all()
+        assert not [event for event in world.store.events(JOB) if event.kind in ("shard_lost", "shards_restored")]
+
+
+def test_an_end_between_two_epochs_has_the_state_of_the_first_one():
+    with epoch_ahead() as world:
+        world.request(stop_training=jobs_pb2.StopTraining())
+        assert ends_in(world, "succeeded") == "succeeded"
+        assert world.applied().tolist() == [[1] * world.samples, [0] * world.samples]

@@ -94,6 +94,9 @@ class ShardsClient:
     def set_learning_rate(self, value: float) -> None:
         self._call()
 
+    def keep(self, kept: bool) -> None:
+        self._call()
+
     def forget(self, worker: str, tasks: Sequence[int]) -> list[frozenset[int]]:
         applied = []
         for shard in self._call():

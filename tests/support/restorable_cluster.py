@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from nfdt.coordinator.failover import Reach, Seek, Start
+from nfdt.coordinator.recovery import MOST_LOSSES
 from nfdt.core.work.instructions import Evaluate, MoveShards, Wait, Work
 from nfdt.core.work.tasks import Task
 from tests.support.simulated_cluster import SimulatedCluster, SimulatedWorker
@@ -88,6 +89,7 @@ class RestorableCluster(SimulatedCluster):
 
     worker_type = RestorableWorker
     restorable = True
+    keeps = True  # the weights of each epoch's end, so that the next one begins ahead
 
     def __init__(self, spec, batches=None):
         begun = spec.fit.begun.round if spec.fit.begun else 0
@@ -145,16 +147,22 @@ class RestorableCluster(SimulatedCluster):
             if self.coordinator.recovery.snapshot_step() == "copy":
                 self._store([shard.copy() for shard in self.shards], exact=True)
             self._end_snapshot(recorded=True)
-            self.coordinator.flushed(epoch)
+            self.coordinator.flushed(epoch, kept=self.keeps)
             self.settle()
 
     # ---- losses
 
     def lose_shards(self):
-        """Lose the shards."""
-        if not self.lost:
+        """Lose the shards, unless once more would end the job."""
+        if not self.lost and self.coordinator.recovery._losses < MOST_LOSSES - 1:
             self.lost = True
             assert self.coordinator.recovery.lost("shard-0", "it was killed") == Seek()
+            self.settle()
+
+    def roll_back(self):
+        """Go back to the end of the last epoch, if workers have begun another one ahead."""
+        if not self.lost and self.coordinator.recovery.roll_back():
+            self.lost = True
             self.settle()
 
     def restore(self):

@@ -72,7 +72,7 @@ class LatePush:
 class LateShards:
     """Client of shards of one weight, which answer no push before somebody waits for it."""
 
-    def pull(self, *, exact):
+    def pull(self, *, exact=True, kept=False):
         return Pulled(np.zeros(1, np.float32), (0,))
 
     def begin_push(self, gradient, **options):
@@ -102,8 +102,8 @@ class SimulatedWorker(LoopDriver):
 
     def _leased(self):
         """Return the tasks in flight that the worker holds."""
-        run = self.cluster.coordinator.run
-        held = run.training.book.held(self.name) if run else ()
+        runs = filter(None, (self.cluster.coordinator.run, self.cluster.coordinator.ahead))
+        held = [task for run in runs for task in run.training.book.held(self.name)]
         return [task for task in self.in_flight if task in {each.task for each in held}]
 
     def ask(self):
@@ -116,7 +116,8 @@ class SimulatedWorker(LoopDriver):
     def do(self):
         """Execute the instruction; the report is sent with the next call of ``ask``."""
         instruction, self.instruction = self.instruction, None
-        assert isinstance(instruction, Work | Wait | MoveShards) or not self._leased(), (
+        ahead = getattr(instruction, "ahead", False)
+        assert isinstance(instruction, Work | Wait | MoveShards) or ahead or not self._leased(), (
             "only more work overlaps with pushes, but for those of tasks that others have finished"
         )
         if isinstance(instruction, Leave):
