@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,18 +33,27 @@ def batches_per_update(algorithm: AlgorithmSpec, workers: int) -> float:
 
 
 class TimedEpochs(keras.callbacks.Callback):
-    """Callback that times epochs, tests after each, and stops the training at its goal."""
+    """Callback that times epochs, tests after each, and stops the training at its goal.
+
+    Args:
+        clock: Timer of the epochs.
+
+    Attributes:
+        accuracy: That of the workers' validation after the last epoch, if there is one.
+    """
 
     def __init__(self, clock: EpochTimer) -> None:
         super().__init__()
         self._clock = clock
+        self.accuracy = 0.0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Start the timer as the workers begin."""
         self._clock.begin()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Stop the timer and test while the workers wait."""
+        """Take the time, and test."""
+        self.accuracy = float((logs or {}).get("val_accuracy", 0.0))
         self.model.stop_training = self._clock.end()
 
 
@@ -76,7 +86,13 @@ def train(preset: str, training: Training, options: Mapping[str, Any]) -> list[T
     def test() -> float:
         return float(model.evaluate(test_images, test_labels, batch_size=500, verbose=0)[1])
 
-    clock = EpochTimer(training.goal, test)
+    clock = EpochTimer(training.goal, (lambda: timed.accuracy) if training.closing else test)
+    timed = TimedEpochs(clock)
+    callbacks, closing = [timed], {}
+    if training.closing:
+        file = tempfile.NamedTemporaryFile(suffix=".keras", dir=training.data.parent, delete=False).name
+        callbacks = [keras.callbacks.ModelCheckpoint(file), timed]
+        closing = {"validation_data": (test_images, test_labels), "validation_batch_size": 500}
     rows, epochs = slice(training.samples), training.goal.most_epochs
     emulated = {"emulate.step_ms": tuple(1000 * seconds for seconds in training.step_s)}
     with nfdt.session(options={"workers": training.workers, "algorithm": preset, **emulated, **options}):
@@ -86,6 +102,7 @@ def train(preset: str, training: Training, options: Mapping[str, Any]) -> list[T
             batch_size=training.batch,
             epochs=epochs,
             verbose=0,
-            callbacks=[TimedEpochs(clock)],
+            callbacks=callbacks,
+            **closing,
         )
     return clock.epochs

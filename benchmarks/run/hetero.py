@@ -49,6 +49,7 @@ class Plan:
         runs: Number of trainings of each peer with each seed.
         seeds: Seeds; all peers train with one seed before the next.
         budget_s: Time limit of the run; rows that would exceed it are left out.
+        closing: Whether workers validate after each epoch, and a ModelCheckpoint saves.
     """
 
     clusters: Mapping[str, Sequence[float]]
@@ -58,6 +59,7 @@ class Plan:
     runs: int = 1
     seeds: Sequence[int] = (SEED,)
     budget_s: float = float("inf")
+    closing: bool = False
 
 
 def all_peers() -> list[str]:
@@ -94,6 +96,7 @@ class Bench:
                 samples=self._plan.samples,
                 step_s=tuple(BASE_S * times for times in speeds),
                 goal=self._plan.goal,
+                closing=self._plan.closing,
             )
             with Cluster(training.workers) as cluster:
                 for seed in self._plan.seeds:
@@ -193,11 +196,14 @@ def main() -> None:
     parser.add_argument("--runs", type=int, help="of every row with every seed; default 1")
     parser.add_argument("--seeds", type=int, help="number of seeds that every row is trained with; default 1")
     parser.add_argument("--least-epochs", type=int, help="of a training, where the target is reached; default 4")
+    parser.add_argument(
+        "--closing", action="store_true", help="workers validate after each epoch, and a ModelCheckpoint saves"
+    )
     options = parser.parse_args()
     plan = QUICK if options.quick else FULL
     peers = options.peers.split(",") if options.peers else all_peers()
     seeds = tuple(range(SEED, SEED + (options.seeds or 1)))
-    plan = replace(plan, peers=peers, runs=options.runs or plan.runs, seeds=seeds)
+    plan = replace(plan, peers=peers, runs=options.runs or plan.runs, seeds=seeds, closing=options.closing)
     if options.least_epochs:
         plan = replace(plan, goal=replace(plan.goal, least_epochs=options.least_epochs))
     if options.clusters:

@@ -23,6 +23,7 @@ class Training:
         step_s: Seconds per step for each worker; a step that finishes earlier sleeps.
         goal: Condition for the end of the training.
         seed: Seed of the initial weights and of the order of samples.
+        closing: Whether workers validate after each epoch, and a ModelCheckpoint saves; only for jobs of NFDT.
     """
 
     data: Path
@@ -33,6 +34,7 @@ class Training:
     batch: int = BATCH
     learning_rate: float = field(default=LEARNING_RATE)
     seed: int = SEED
+    closing: bool = False
 
     @property
     def workers(self) -> int:

@@ -12,15 +12,10 @@ now = time.monotonic
 def watch_epochs(keras: Any) -> tuple[Any, list[float]]:
     """Return a callback, and the list to which it appends the start time of each epoch.
 
-    The callback is a Keras class that does not use weights: otherwise a cluster would send them every epoch.
+    The callback uses no weights: otherwise a cluster would send them every epoch.
     """
     begins: list[float] = []
-
-    def schedule(epoch: int, learning_rate: float) -> float:
-        begins.append(now())
-        return learning_rate
-
-    return keras.callbacks.LearningRateScheduler(schedule), begins
+    return keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: begins.append(now())), begins
 
 
 @dataclass(frozen=True)

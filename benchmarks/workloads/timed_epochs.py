@@ -1,4 +1,4 @@
-"""Training timed epoch by epoch, with the test accuracy after each; the time of testing is excluded."""
+"""Training timed epoch by epoch, with the test accuracy after each; a test counts to the epoch after it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ class Goal:
 
 @dataclass
 class EpochTimer:
-    """Timer of epochs: call :meth:`begin` and :meth:`end` around each one.
+    """Timer of epochs, from end to end: call :meth:`begin` before the first one, and :meth:`end` after each.
+
+    Workers may train the next epoch while an accuracy is computed: only whole rounds of both are comparable.
 
     Args:
         goal: Condition for the end of the training.
@@ -39,12 +41,13 @@ class EpochTimer:
     _began: float = 0.0
 
     def begin(self) -> None:
-        """Record the start of an epoch."""
-        self._began = now()
+        """Record the start of the first epoch; later calls do nothing."""
+        self._began = self._began or now()
 
     def end(self) -> bool:
         """Add an epoch and test; return whether the training may end."""
-        seconds = now() - self._began
+        ended = now()
+        seconds, self._began = ended - self._began, ended
         self.epochs.append((seconds, self.test()))
         done, goal = len(self.epochs), self.goal
         reached = self.epochs[-1][1] >= goal.target and done >= goal.least_epochs
