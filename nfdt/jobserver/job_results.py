@@ -40,6 +40,8 @@ class JobResults:
             return
         statistics = self._statistics(self._core.shard_statistics)
         self._core.job_log.workers_so_far(statistics)
+        if self._core.topology.view.pushes and not self._core.shard_statistics:
+            return  # a worker cannot tell a gradient that was refused from one of a task that another one has finished
         if refused := [name for name, row in statistics.items() if row.get("dropped")]:
             text = "were refused, as they are NaN or infinite, or would have made weights so."
             self._warn(f"Gradients of {', '.join(refused)} {text}")

@@ -91,10 +91,9 @@ def test_a_learning_rate_reaches_the_shards(start, cluster):
     job = client.submit(client.spec(epochs=2, workers=1, attended=True))
     client.control(job, proceed=jobs_pb2.Proceed(epoch=0))
     client.until(job, "epoch_end", epoch=0)
+    assert cluster.slots[0].shard.flushes == 1
     client.control(job, set_learning_rate=jobs_pb2.SetLearningRate(value=0.125))
-    shard = cluster.slots[0].shard
-    assert shard.learning_rate == 0.125
-    assert shard.flushes == 1
+    assert cluster.slots[0].shard.learning_rate == 0.125
     with pytest.raises(UsageError, match="learning_rate"):
         client.control(job, set_learning_rate=jobs_pb2.SetLearningRate(value=-1))
 
