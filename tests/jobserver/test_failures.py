@@ -377,7 +377,7 @@ def test_an_iterator_that_raises_fails_the_job(start):
 def test_after_a_restart_what_ran_goes_on_and_what_waited_runs(cluster, gate, stopped_in, expected):
     client = cluster.start(shards=1)
     cluster.add("worker", on_task=lambda slot, task: gate(slot, task) if task.task >= 10 * stopped_in + 5 else None)
-    running = client.submit(client.spec(epochs=3, workers=1))
+    running = client.submit(client.spec(epochs=3, cluster={"workers": 1, "epoch_overlap": False}))
     waiting = client.submit(client.spec(epochs=1, workers=1))
     assert gate.reached.wait(DEADLINE_S)
     cluster.server.stop()

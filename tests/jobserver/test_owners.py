@@ -138,7 +138,7 @@ def test_a_job_gives_up_workers_for_another_owner_at_an_epoch_s_end_and_gets_the
 
     cluster.add("worker", 2, on_task=held)
     alice, bob = cluster.client(ALICE), cluster.client(BOB)
-    hers = alice.submit(alice.spec(cluster={"workers": 2, "min_workers": 1}, epochs=3))
+    hers = alice.submit(alice.spec(cluster={"workers": 2, "min_workers": 1, "epoch_overlap": False}, epochs=3))
     alice.until(hers, "epoch_begin")
     his = bob.submit(bob.spec(workers=1, epochs=1))
     gates[0].set()
