@@ -72,7 +72,7 @@ class Client:
         self.shard = shard
         self.sent = deque()  # pushes that the shard has not applied
 
-    def pull(self, *, exact):
+    def pull(self, *, exact, kept=False):
         assert not self.sent, "a pull while pushes are unanswered"
         return Pulled(self.shard.applied.copy(), (0,))
 

@@ -45,7 +45,7 @@ class Shards:
     def _weights(self):
         return np.full(self.size, self.version, np.float32)
 
-    def pull(self, min_version=0, *, exact=True):
+    def pull(self, min_version=0, *, exact=True, kept=False):
         assert not self.unanswered, "a pull while pushes are unanswered"
         self.pulls += 1
         return Pulled(self._weights + (0 if exact else CODED), (self.version,))

@@ -55,7 +55,7 @@ class Shards:
     def __init__(self, driver):
         self.driver = driver
 
-    def pull(self, *, exact):
+    def pull(self, *, exact, kept=False):
         assert not self.driver.pipeline.in_flight, "a pull while pushes are unanswered"
         return Pulled(np.ones(1, np.float32), (0,), 0)
 
