@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,7 @@ from hfdt.runtime.ring import RingMember
 from hfdt.runtime.slot_connection import SlotConnection
 from nfdt.core.errors import NfdtError, ServerUnreachable, UsageError
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.core.wire.channel import LOOPBACK
+from nfdt.core.wire.channel import LOOPBACK, is_loopback
 from nfdt.core.wire.status import translated
 from nfdt.core.work.spans import SpanRing
 
@@ -115,17 +116,30 @@ def _lead(ring: RingMember, assignment: pb.RankAssignment, server: ServerAccess)
         connection.close()
 
 
-def interface_of(address: str) -> str:
-    """Return the name of the network interface with this address.
+def interface_of(host: str) -> str:
+    """Return the name of the network interface that has this address, or an address of this name.
+
+    A name that also leads to loopback on its own machine, as Debian sets it up, counts by its other addresses.
 
     Raises:
         UsageError: No interface of this machine has it.
     """
+    found = _addresses_of(host)
+    wanted = {address for address in found if is_loopback(host) or not is_loopback(address)}
     interfaces = psutil.net_if_addrs()
     for name, addresses in interfaces.items():
-        if any(one.address.partition("%")[0] == address for one in addresses):
+        if any(one.address.partition("%")[0] in wanted for one in addresses):
             return name
     raise UsageError(
-        f"Address {address} of this slot: expected one of an interface of its machine, for Gloo. "
-        f"Received: interfaces {', '.join(sorted(interfaces))}. Give the slot such an address."
+        f"Address {host} of this slot: expected a name or an address of an interface of its machine, for Gloo. "
+        f"Received: {', '.join(sorted(found)) or 'no address'}; the interfaces are {', '.join(sorted(interfaces))}. "
+        "Give the slot such an address: `nfdt worker --host`, or `nfdt server --advertise` for slots of the server."
     )
+
+
+def _addresses_of(host: str) -> set[str]:
+    """Return the addresses of a host name; those of an address are itself."""
+    try:
+        return {str(found[4][0]).partition("%")[0] for found in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)}
+    except OSError:
+        return set()

@@ -52,6 +52,17 @@ def test_an_allreduce_spans_machines(machines, tmp_path):
 
 
 @pytest.mark.long
+def test_slots_of_the_servers_own_machine_are_ranks_under_its_name(machines, tmp_path):
+    rig = machines(2)
+    own = ["--workers", "1", "--advertise", rig[0].name]
+    with MachinesCluster(tmp_path, rig[0], PLAIN_TEXT, *own) as cluster:
+        cluster.offer(rig[1], slots=1)
+        got = answer(cluster.run_script(training(2, 2, algorithm="allreduce")))
+    assert got["ranks"] == [2]
+    assert got["samples"] == 3000
+
+
+@pytest.mark.long
 def test_an_allreduce_over_machines_needs_the_servers_consent(machines, tmp_path):
     rig = machines(2)
     with MachinesCluster(tmp_path, rig[0]) as cluster:
