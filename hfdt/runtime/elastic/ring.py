@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+import socket
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ class Candidate:
         used: Numbers of all ranks that its last commit has metrics of.
         resets: Number of changes of the set of ranks that it knows of.
         attempted: Highest step that it has begun.
+        host: Name of its machine.
     """
 
     number: int
@@ -52,6 +54,12 @@ class Candidate:
     used: Sequence[int] = ()
     resets: int = 0
     attempted: int = 0
+    host: str = ""
+
+
+def lost_hosts(before: Mapping[int, str], present: Collection[int]) -> list[str]:
+    """Return the machines of the ranks that are not present any more, by their numbers."""
+    return [host for number, host in sorted(before.items()) if number not in present]
 
 
 def elect(candidates: Sequence[Candidate]) -> int:
@@ -89,6 +97,7 @@ class ElasticMember(RingMember, State):
         leads: Whether this rank is the leader; valid after the first :meth:`rendezvous`.
         resets: Number of changes of the set of ranks.
         redone: Number of steps that were repeated.
+        gone: Machines of the ranks that the last change has taken, as far as this rank knew them.
     """
 
     def __init__(self, communicator: Communicator, directory: Path | None, *, reaches_server: bool) -> None:
@@ -100,6 +109,8 @@ class ElasticMember(RingMember, State):
         self.leads = False
         self.number = -1
         self.resets = self.redone = 0
+        self._hosts: dict[int, str] = {}  # by number
+        self.gone: list[str] = []
         self._timeline = os.environ.get("HOROVOD_TIMELINE")
 
     # ---- methods that Horovod requires of a state
@@ -135,6 +146,8 @@ class ElasticMember(RingMember, State):
         numbers = assign_numbers(candidates)
         self.number = numbers[self.communicator.rank]
         self.resets = max(candidate.resets for candidate in candidates)
+        self.gone = lost_hosts(self._hosts, numbers)
+        self._hosts = {number: candidate.host for number, candidate in zip(numbers, candidates, strict=True)}
         leader = candidates[self.communicator.leader]
         self.directory = Path(leader.directory)
         if any(candidate.job != leader.job for candidate in candidates):
@@ -157,6 +170,7 @@ class ElasticMember(RingMember, State):
             used=sorted(snapshot.metrics) if snapshot else (),
             resets=self.resets,
             attempted=job.attempted if job is not None else 0,
+            host=socket.gethostname(),
         )
 
     def _restore(self, job: ElasticJob, *, same: bool, present: list[int]) -> None:
