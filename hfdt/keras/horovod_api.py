@@ -103,10 +103,20 @@ def init(*args: Any, **options: Any) -> None:
     _sockets.probe(LinkProbes.read(os.environ))
 
 
-def enter_next_world() -> None:
-    """Leave the communicator permanently, and join the next one that the elastic launcher forms."""
+def break_off() -> None:
+    """Cut the connections to the other ranks: running operations fail, here and there. Any thread may call."""
+    _sockets.cut()
+
+
+def leave_world() -> None:
+    """Leave the communicator permanently."""
     horovod().shutdown()
     _sockets.cut()
+
+
+def enter_next_world() -> None:
+    """Leave the communicator permanently, and join the next one that the elastic launcher forms."""
+    leave_world()
     init()
 
 

@@ -125,7 +125,7 @@ class SlotRing:
         self.slots = tuple(slots)
         machines = [machine_of(slot.hello) for slot in slots]
         several = len(set(machines)) > 1
-        variables = self.shape.variables
+        variables = {**self.shape.variables, **({"HOROVOD_ELASTIC": "1"} if self.shape.elastic.elastic else {})}
         for place, slot, machine in zip(place_ranks(machines), slots, machines, strict=True):
             message = pb.RankAssignment(
                 job_id=job.job_id,
@@ -137,6 +137,7 @@ class SlotRing:
                 neighbours=others[machine],
                 secret=store.secret,
                 artifact_dir=job.artifact_dir(slot),
+                elastic=self.shape.elastic.elastic,
             )
             slot.send(pb.Assignment(rank=message))
 

@@ -19,13 +19,14 @@ from typing import Any
 import horovod.tensorflow as hvd
 from horovod.common.elastic import State
 
-from hfdt.runtime.artifacts import share
+from hfdt.runtime.artifacts import OpenArtifacts, share
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.elastic.job import ElasticJob, Snapshot
 from hfdt.runtime.ring import Command, RingMember
 from nfdt.core.errors import JobFailed
 from nfdt.core.specs.job import parse_job
 from nfdt.core.work import instructions as ins
+from nfdt.core.work.spans import SpanRing
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ class ElasticMember(RingMember, State):
         communicator: The ranks.
         directory: Directory of the ring; None if only the leader has it, until the first :meth:`rendezvous`.
         reaches_server: Whether this rank can reach the job server.
+        open_artifacts: Makes the artifacts of a job readable; None: the leader shares them with the others.
+        spans: Records what this rank does.
 
     Attributes:
         job: Current job.
@@ -100,8 +103,16 @@ class ElasticMember(RingMember, State):
         gone: Machines of the ranks that the last change has taken, as far as this rank knew them.
     """
 
-    def __init__(self, communicator: Communicator, directory: Path | None, *, reaches_server: bool) -> None:
-        RingMember.__init__(self, communicator, functools.partial(share, communicator))
+    def __init__(
+        self,
+        communicator: Communicator,
+        directory: Path | None,
+        *,
+        reaches_server: bool,
+        open_artifacts: OpenArtifacts | None = None,
+        spans: SpanRing | None = None,
+    ) -> None:
+        RingMember.__init__(self, communicator, open_artifacts or functools.partial(share, communicator), spans)
         State.__init__(self, bcast_object=hvd.broadcast_object, get_rank=hvd.rank)
         self.directory, self._reaches_server = directory, reaches_server
         self.job: ElasticJob | None = None
@@ -149,7 +160,7 @@ class ElasticMember(RingMember, State):
         self.gone = lost_hosts(self._hosts, numbers)
         self._hosts = {number: candidate.host for number, candidate in zip(numbers, candidates, strict=True)}
         leader = candidates[self.communicator.leader]
-        self.directory = Path(leader.directory)
+        self.directory = Path(leader.directory) if leader.directory else None
         if any(candidate.job != leader.job for candidate in candidates):
             own = self._command.encode() if self.leads else None
             self._apply(Command.decode(self.communicator.broadcast(own)))
@@ -219,7 +230,7 @@ class ElasticMember(RingMember, State):
         if self.job is not None and self.job_id == values["id"]:
             return self.job
         self.job, self.job_id = None, ""  # drops the last model before the next one is built
-        return ElasticJob(spec, self.communicator, artifacts, number=self.number)
+        return ElasticJob(spec, self.communicator, artifacts, number=self.number, spans=self._spans)
 
     def statistics(self) -> dict[str, Any]:
         """Return the totals of the job over all ranks, and how often the ranks changed."""

@@ -1,4 +1,4 @@
-"""The interface at which the other ranks reach a slot, by an address or a name."""
+"""The interface at which the other ranks reach a slot, by an address or a name; its place in a world."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 
 pytest.importorskip("horovod")
 
-from hfdt.runtime.slot_rank import interface_of
+from hfdt.runtime.slot_rank import interface_of, place_of
 from nfdt.core.errors import UsageError
+from nfdt.launch.ring import place_ranks
 
 LO = next(name for name, all in psutil.net_if_addrs().items() if any(one.address == "127.0.0.1" for one in all))
 
@@ -48,3 +49,11 @@ def test_a_name_that_leads_to_loopback_alone_is_refused_for_other_machines(monke
 def test_a_name_without_an_address_is_refused():
     with pytest.raises(UsageError, match="Received: no address"):
         interface_of("no-such-host.invalid")
+
+
+def test_an_elastic_horovod_reads_its_place_as_its_own_launcher_would_send_it():
+    from horovod.runner.common.util.hosts import SlotInfo
+
+    place = place_ranks(["a", "b", "a"])[2]
+    numbers = (place.rank, place.local_rank, place.cross_rank, place.size, place.local_size, place.cross_size)
+    assert place_of(place.environment({})) == SlotInfo("a", *numbers).to_response_string().encode()
