@@ -72,10 +72,12 @@ class ElasticSlotRing(SlotRing):
         elif kind == "failed" and message is not None and not SlotError("the ring", message.failed).lost_connection:
             super().receive(slot, kind, message)
         else:  # on a thread of gRPC, which must not wait for the process to end
-            threading.Thread(target=self._lose_rank, args=(slot,), name=f"end of {slot.name}", daemon=True).start()
+            reason = message.failed.message if kind == "failed" and message is not None else ""
+            arguments = slot, reason
+            threading.Thread(target=self._lose_rank, args=arguments, name=f"end of {slot.name}", daemon=True).start()
 
-    def _lose_rank(self, slot: PoolSlot) -> None:
-        how = slot.silence or self._end_of(slot.hello)
+    def _lose_rank(self, slot: PoolSlot, reason: str) -> None:
+        how = reason or slot.silence or self._end_of(slot.hello)
         self._record(lambda lost: self._lost.setdefault(lost, how), slot)
 
     def _record(self, add: Callable[[PoolSlot], object], slot: PoolSlot) -> None:
