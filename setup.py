@@ -54,7 +54,7 @@ setup(
         "tensorboard": ["tensorboard>=2.18"],
         "docs": DOCS,
         "plots": ["matplotlib>=3.8"],
-        "ray": ["ray>=2.54"],
+        "ray": ["ray[default]>=2.54"],
         "dev": [
             *SERVER,
             *UI,

@@ -38,6 +38,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "processes: needs other programs, or minutes; run by ./scripts/test --all")
     config.addinivalue_line("markers", "machines: needs several machines, made of network namespaces")
     config.addinivalue_line("markers", "slurm: needs the programs of Slurm and several machines")
+    config.addinivalue_line("markers", "ssh: needs sshd and several machines")
     config.addinivalue_line("markers", "horovod: needs Horovod")
     config.addinivalue_line("markers", "mpi: needs mpirun")
     config.addinivalue_line("markers", "browser: needs Chromium and its driver")

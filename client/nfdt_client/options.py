@@ -261,10 +261,12 @@ def _in_world(options: Options, environ: Mapping[str, str]) -> Options:
             "emulate: expected no bandwidth_mbit or latency_ms for allreduce, whose bytes Horovod carries. "
             f"Received: {emulate.bandwidth_mbit or emulate.latency_ms}. Use algorithm='bsp' to try slow links."
         )
-    options = replace(options, cluster=ring.resolve_files(options.cluster)) if options.server is None else options
-    world = find_world(environ) if options.server is None else None
-    if world is None:
+    if options.server is not None:
         return options
+    options = replace(options, cluster=ring.resolve_files(options.cluster))
+    world = find_world(environ)
+    if world is None:
+        return replace(options, cluster=ring.place_first_rank(options.cluster))
     if options.workers_given and options.cluster.workers != world.size:
         logger.warning("The launcher started %d ranks: workers=%d is ignored", world.size, options.cluster.workers)
     cluster = options.cluster.model_copy(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from nfdt.core.errors import NotInstalled, UsageError
+from nfdt.core.host.machine import is_own_address
 from nfdt.core.specs.algorithm import AlgorithmSpec, explicit_groups
 from nfdt.core.specs.job import ClusterSpec
 
@@ -69,6 +71,41 @@ def resolve_files(cluster: ClusterSpec) -> ClusterSpec:
         if not os.path.isdir(os.path.dirname(path)):
             raise UsageError(f"{name}: expected a file in a directory that exists. Received: {path!r}.")
     return cluster.model_copy(update=paths)
+
+
+def place_first_rank(cluster: ClusterSpec) -> ClusterSpec:
+    """Return the cluster with this machine first among its hosts: rank 0 talks to the server beside this script.
+
+    Raises:
+        UsageError: this machine is not among the hosts, or not the first one of the hostfile.
+    """
+    if cluster.hosts:
+        places = cluster.hosts.split(",")
+        own = next((place for place in places if is_own_address(place.partition(":")[0])), None)
+        if own is None:
+            raise UsageError(
+                f"hosts: expected this machine, {socket.gethostname()}, among them, because a rank on it talks to the "
+                f"script. Received: {cluster.hosts!r}. Add localhost:1, or run the script on one of them."
+            )
+        places.remove(own)
+        return cluster.model_copy(update={"hosts": ",".join([own, *places])})
+    if cluster.hostfile:
+        first = _first_host(cluster.hostfile)
+        if not is_own_address(first):
+            raise UsageError(
+                f"hostfile: expected this machine, {socket.gethostname()}, in the first line of {cluster.hostfile!r}, "
+                f"because rank 0 talks to the script. Received: {first!r}. Put localhost first."
+            )
+    return cluster
+
+
+def _first_host(hostfile: str) -> str:
+    try:
+        with open(hostfile, encoding="utf-8") as file:
+            named = (line.partition("#")[0].split() for line in file)
+            return next((words[0].partition(":")[0] for words in named if words), "")
+    except OSError as error:
+        raise UsageError(f"hostfile: expected a file with hosts. Received: {error}.") from None
 
 
 def follow(cluster: ClusterSpec) -> NoReturn:

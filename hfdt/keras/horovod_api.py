@@ -2,6 +2,9 @@
 
 Horovod leaves connections to other ranks open when it shuts down. A rank that waits for this one detects its departure
 only when they end; otherwise it waits for Gloo's timeout. Therefore they are cut.
+
+Horovod sends no probes over silent connections, and waits for Gloo's timeout, or longer, for a machine without power.
+Therefore the kernel sends them (:class:`~nfdt.core.host.link_probes.LinkProbes`).
 """
 
 from __future__ import annotations
@@ -9,10 +12,11 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from nfdt.core.errors import NotInstalled
+from nfdt.core.host.link_probes import LinkProbes
 
 Link = tuple[int, int]  # file descriptor, inode
 
@@ -44,14 +48,21 @@ class RankSockets:
         yield
         self._links = open_links() - before
 
+    def probe(self, probes: LinkProbes) -> None:
+        """Let the connections fail when the machine at their other end is lost."""
+        self._each(probes.apply)
+
     def cut(self) -> None:
         """Shut down the connections that are still open; Horovod keeps the descriptors."""
+        self._each(lambda link: link.shutdown(socket.SHUT_RDWR))
+        self._links = set()
+
+    def _each(self, action: Callable[[socket.socket], None]) -> None:
         for descriptor, inode in self._links:
             with contextlib.suppress(OSError):
                 if os.fstat(descriptor).st_ino == inode:
                     with socket.socket(fileno=os.dup(descriptor)) as link:
-                        link.shutdown(socket.SHUT_RDWR)
-        self._links = set()
+                        action(link)
 
 
 _sockets = RankSockets()  # of this process, as Horovod's communicator is
@@ -84,14 +95,28 @@ def init(*args: Any, **options: Any) -> None:
     Raises:
         NotInstalled: Horovod is not installed.
     """
-    with _sockets.recorded() if is_elastic() else contextlib.nullcontext():
+    if os.environ.get("HOROVOD_CONTROLLER") != "gloo":  # mpirun probes the connections of its ranks
         horovod().init(*args, **options)
+        return
+    with _sockets.recorded():
+        horovod().init(*args, **options)
+    _sockets.probe(LinkProbes.read(os.environ))
+
+
+def break_off() -> None:
+    """Cut the connections to the other ranks: running operations fail, here and there. Any thread may call."""
+    _sockets.cut()
+
+
+def leave_world() -> None:
+    """Leave the communicator permanently."""
+    horovod().shutdown()
+    _sockets.cut()
 
 
 def enter_next_world() -> None:
     """Leave the communicator permanently, and join the next one that the elastic launcher forms."""
-    horovod().shutdown()
-    _sockets.cut()
+    leave_world()
     init()
 
 

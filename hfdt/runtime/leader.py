@@ -238,6 +238,8 @@ def follow(ring: RingMember, directory: Path, *, lingers: bool) -> None:
         logger.exception("rank %d failed", rank)
         if not is_broken_world(error):
             leave_failure(directory, rank, error)
+        elif not lingers:
+            threading.Event().wait(BLAME_S)  # the launcher should see the end of the lost rank first
         if lingers:
             _await_removal(directory)
         raise

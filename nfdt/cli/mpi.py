@@ -21,8 +21,8 @@ from nfdt.cli.serve import LOG_DIR, offer_slots, wait_for_server
 from nfdt.core.errors import UsageError
 from nfdt.core.host.launcher_rank import LauncherRank, find_launcher_rank
 from nfdt.core.specs.presets import DEFAULT_PRESET
-from nfdt.core.wire.channel import join_address
-from nfdt.launch.machine import certificate_hosts, find_gpus, public_host
+from nfdt.core.wire.channel import join_address, split_address
+from nfdt.launch.machine import certificate_hosts, find_gpus, public_host, route_address
 from nfdt.launch.one_time_tls import authority_file, one_time_tls
 from nfdt.launch.rendezvous import RendezvousInfo, await_rendezvous, publish_rendezvous, rendezvous_file
 from nfdt.launch.slot_process import SlotOptions
@@ -183,6 +183,7 @@ def _run_worker(rank: LauncherRank) -> None:
             rendezvous.token,
             LOG_DIR.expanduser(),
             prefix=f"rank-{rank.rank}-",
+            host=route_address(split_address(rendezvous.address)[0]),
             tls={"ca_file": str(ca_file)} if ca_file else {},
             gpus=gpus[rank.local_rank % len(gpus) :][:1] if gpus else (),
         )

@@ -60,6 +60,12 @@ def train_script(script: Script, opened: Session) -> None:
 @click.option("--address", metavar="HOST:PORT", help="Head of the Ray cluster; default: RAY_ADDRESS or this machine's.")
 @click.option("--slot-cpus", type=click.FloatRange(0, min_open=True), help="CPUs of each slot on Ray; 1 by default.")
 @click.option("--slot-gpus", type=click.FloatRange(0), help="GPUs of each worker on Ray; none by default.")
+@click.option(
+    "--insecure-allreduce",
+    is_flag=True,
+    default=None,
+    help="Let ranks on several nodes of Ray exchange gradients in plain text.",
+)
 @script_argument()
 def run(
     script: Script,
@@ -72,6 +78,7 @@ def run(
     address: str | None,
     slot_cpus: float | None,
     slot_gpus: float | None,
+    insecure_allreduce: bool | None,
     **named: str | None,
 ) -> None:
     """Run SCRIPT, or with -m a module, unmodified; every model.fit in it trains on workers.
@@ -88,6 +95,7 @@ def run(
     log_to_stderr(log_level)
     given = {**named, **settings, **({"warm": "false"} if no_warm else {}), **({"ui": "true"} if ui else {})}
     of_ray = {"--address": address, "--slot-cpus": slot_cpus, "--slot-gpus": slot_gpus}
+    of_ray["--insecure-allreduce"] = insecure_allreduce
     if engine is None and (idle := [name for name, value in of_ray.items() if value is not None]):
         raise UsageError(f"{idle[0]}: expected --on ray with it. Received: none.")
     if engine is not None and detach:
@@ -108,9 +116,10 @@ def run(
         serving = local_server(options)
     else:
         require_server_packages("nfdt run --on ray")
-        from nfdt.engines.ray_cluster import SlotResources, serve_on_ray
+        from nfdt.engines.ray_cluster import SlotResources, on_ray, serve_on_ray
 
-        serving = serve_on_ray(options, address, SlotResources(slot_cpus or 1.0, slot_gpus or 0.0))
+        options, resources = on_ray(options), SlotResources(slot_cpus or 1.0, slot_gpus or 0.0)
+        serving = serve_on_ray(options, address, resources, insecure_allreduce=bool(insecure_allreduce))
     with serving as server:
         train_script(script, Session(options, server))
 

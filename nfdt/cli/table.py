@@ -81,6 +81,6 @@ def _worker_row(name: str, statistics: Mapping[str, Any]) -> tuple[str, ...]:
         f"{samples / seconds:.0f}" if seconds else "-",
         mean_staleness(statistics, 2),
         str(max(map(int, statistics.get("staleness", {})), default="-")),
-        format_bytes(statistics.get("bytes_sent", 0)),
-        format_bytes(statistics.get("bytes_received", 0)),
+        # Horovod counts no bytes.
+        *(format_bytes(statistics[key]) if key in statistics else "-" for key in ("bytes_sent", "bytes_received")),
     )

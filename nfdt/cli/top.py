@@ -68,7 +68,7 @@ def _cells(statistics: Mapping[str, Any], rates: Mapping[str, float]) -> tuple[s
         f"{statistics['batch_size']:.0f}" if "batch_size" in statistics else "-",
         mean_staleness(statistics, 1),
         *(f"{100 * min(1.0, rates[key]):.0f} %" for key in ("compute_s", "exchange_s", "wait_s")),
-        *(f"{format_bytes(rates[key])}/s" for key in ("bytes_sent", "bytes_received")),
+        *(f"{format_bytes(rates[key])}/s" if key in statistics else "-" for key in ("bytes_sent", "bytes_received")),
     )
 
 

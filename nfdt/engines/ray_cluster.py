@@ -232,8 +232,30 @@ class RayServer:
         self._server.check()
 
 
+def on_ray(options: Options) -> Options:
+    """Return the options of a session whose workers, and ranks, are slots on Ray.
+
+    Raises:
+        UsageError: the options name a server, or another launcher of rings and its hosts.
+    """
+    if options.server is not None:
+        raise UsageError(f"--on ray starts a server of its own. Expected: no --server. Received: {options.server!r}.")
+    cluster = options.cluster
+    if options.algorithm.topology_facts.flat:
+        return options
+    named = {"hosts": cluster.hosts, "hostfile": cluster.hostfile, "script": cluster.host_discovery_script}
+    if cluster.launcher not in ("auto", "slots") or any(named.values()):
+        raise UsageError(
+            f"--on ray: expected ranks of {options.algorithm.name!r} in the slots that Ray starts. Received: launcher, "
+            "hosts, hostfile or host_discovery_script. Leave them out."
+        )
+    return replace(options, cluster=cluster.model_copy(update={"launcher": "slots"}))
+
+
 @contextmanager
-def serve_on_ray(options: Options, address: str | None, resources: SlotResources) -> Iterator[RayServer]:
+def serve_on_ray(
+    options: Options, address: str | None, resources: SlotResources, *, insecure_allreduce: bool = False
+) -> Iterator[RayServer]:
     """Run a job server here and its workers on a Ray cluster, for the duration of the block.
 
     One shard stays with the server, so that the weights survive the loss of any node. Several shards are spread over
@@ -241,23 +263,23 @@ def serve_on_ray(options: Options, address: str | None, resources: SlotResources
     Connections use TLS with certificates of an authority that is made here and ends with the block.
 
     Args:
-        options: The session's options; they name no server.
+        options: The session's options, see :func:`on_ray`.
         address: Address of the Ray cluster; None: the one that Ray finds itself.
         resources: Resources of each slot.
+        insecure_allreduce: Whether ranks on several nodes may exchange gradients in plain text.
 
     Raises:
-        UsageError: the options name a server, or an algorithm whose workers Horovod launches.
         NotInstalled: Ray is not installed.
         ServerUnreachable: no Ray cluster answers, or the job server does not start.
         JobFailed: the cluster has no room for the workers.
     """
-    _check_options(options)
     with ExitStack() as undo:
         cluster = RayCluster(address)
         undo.callback(cluster.close)
         tls = undo.enter_context(one_time_tls([cluster.host]))
         ca_file = undo.enter_context(authority_file(tls.authority.decode()))
         network = ["--listen", join_address(cluster.host, 0), "--tls-cert", str(tls.cert), "--tls-key", str(tls.key)]
+        network += ["--insecure-allreduce"] if insecure_allreduce else []
         shards = options.cluster.shards if options.cluster.shards > 1 else 0
         server = EmbeddedServer(0, 0 if shards else 1, network=[*network, *(["--no-slots"] if shards else [])])
         undo.callback(server.stop)
@@ -266,13 +288,3 @@ def serve_on_ray(options: Options, address: str | None, resources: SlotResources
         access = RaySlotAccess(server.address(), server.token, tls.authority)
         cluster.start(access, server.stop)
         yield RayServer(server, cluster, str(ca_file))
-
-
-def _check_options(options: Options) -> None:
-    if options.server is not None:
-        raise UsageError(f"--on ray starts a server of its own. Expected: no --server. Received: {options.server!r}.")
-    if not options.algorithm.topology_facts.flat:
-        raise UsageError(
-            f"--on ray: expected an algorithm whose workers are processes of their own. "
-            f"Received: {options.algorithm.name!r}, whose ranks Horovod launches."
-        )

@@ -125,18 +125,19 @@ class SlotRing:
         self.slots = tuple(slots)
         machines = [machine_of(slot.hello) for slot in slots]
         several = len(set(machines)) > 1
-        tuning = self.shape.tuning.variables()
+        variables = {**self.shape.variables, **({"HOROVOD_ELASTIC": "1"} if self.shape.elastic.elastic else {})}
         for place, slot, machine in zip(place_ranks(machines), slots, machines, strict=True):
             message = pb.RankAssignment(
                 job_id=job.job_id,
                 ring=self.name,
                 rank=place.rank,
-                environment=place.environment(tuning),
+                environment=place.environment(variables),
                 host=reached_at(slot.hello) if several else "",
                 members=self.shape.members,
                 neighbours=others[machine],
                 secret=store.secret,
                 artifact_dir=job.artifact_dir(slot),
+                elastic=self.shape.elastic.elastic,
             )
             slot.send(pb.Assignment(rank=message))
 
@@ -181,7 +182,7 @@ class SlotRing:
             self.fail(str(error), failed)
 
     def _lose(self, rank: int, slot: PoolSlot) -> None:
-        self.fail(f"rank {rank} is lost: {self._end_of(slot.hello)}")
+        self.fail(f"rank {rank} is lost: {slot.silence or self._end_of(slot.hello)}")
 
     def fail(self, reason: str, report: pb.SlotFailed | None = None) -> None:
         """Record why the ring ended, unless an earlier reason is known; see :meth:`refuse`."""

@@ -18,6 +18,7 @@ from nfdt.core.errors import NfdtError, PolicyRefused, UsageError
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.context import ServerContext
+from nfdt.jobserver.elastic_ring import ElasticSlotRing
 from nfdt.jobserver.job_log import JobLog
 from nfdt.jobserver.job_slots import JobSlots
 from nfdt.jobserver.outcome import SlotError
@@ -114,7 +115,8 @@ class SlotRings(RingMaker):
             if own is not None:
                 return own
             name = f"{NAME}{secrets.token_hex(4)}"
-            ring = SlotRing(name, shape, end_of=self._server.end_of, failed=self._on_failure, job_log=self._job_log)
+            kind = ElasticSlotRing if shape.elastic.elastic else SlotRing
+            ring = kind(name, shape, end_of=self._server.end_of, failed=self._on_failure, job_log=self._job_log)
             self._rings.append(ring)
         threading.Thread(target=self._form, args=(ring,), name=name, daemon=True).start()
         return ring
@@ -156,6 +158,8 @@ class SlotRings(RingMaker):
                 self._job_log.write("info", f"{ring.name}: {ring.origin}")
                 self._server.pool.wake()
                 ring.await_ranks()
+                while isinstance(ring, ElasticSlotRing) and self._form_again(ring):
+                    pass
         except NfdtError as error:
             ring.refuse(error)
             for slot in slots:  # the ring knows those that it has made ranks
@@ -168,6 +172,73 @@ class SlotRings(RingMaker):
             self._server.worlds.close(ring.name)
             if ring.ended or ring.failure:
                 self._dismiss(ring)  # it ended while it took its slots
+
+    def _form_again(self, ring: ElasticSlotRing) -> bool:
+        """Form the next world of a ring when its ranks change; return whether the ring goes on."""
+        pool, worlds = self._server.pool, self._server.worlds
+        worlds.close(ring.name)
+        if (change := ring.await_change(partial(self._has_more, ring))) is None:
+            return False
+        ring.dissolve(change)
+        lost = ring.lost
+        for slot in lost:
+            pool.dismiss(slot, now=True)
+        pool.wake()
+        gone = "; ".join(f"{slot.name} on {slot.hello.host} is lost: {how}" for slot, how in lost.items())
+        slots = self._await_more(ring, gone)
+        if not slots:
+            return False
+        ring.forget(lost)
+        ring.begin_world()
+        ring.assign(slots, self._slots, worlds.open(ring.name, len(slots)), Counter())
+        pool.wake()
+        text = f"ranks came or went: {len(slots)} are there now{gone and '. '}{gone}"
+        self._job_log.write("warning" if gone else "info", f"{text}. {ring.name}: {ring.origin}")
+        ring.await_ranks()
+        return True
+
+    def _await_more(self, ring: ElasticSlotRing, gone: str) -> list[PoolSlot]:
+        """Return the survivors of a ring and free slots, as soon as they are enough; none if the ring has ended."""
+        elastic, deadline = ring.shape.elastic, time.monotonic() + ring.shape.elastic.elastic_timeout_s
+        least, more = elastic.min_workers or ring.shape.size, list[PoolSlot]()
+        try:
+            while not (ring.ended or ring.failure):
+                self._renew_slots()
+                if not (present := ring.present):
+                    ring.fail(f"no rank is left that has its state. {gone}")
+                elif elastic.reset_limit is not None and ring.changes >= elastic.reset_limit:
+                    ring.fail(f"its ranks came or went more than reset_limit={elastic.reset_limit} times. {gone}")
+                else:
+                    lost = ring.lost
+                    more = [slot for slot in more if slot not in lost]
+                    choose = partial(self._choose_more, present, ring.lacks - len(more))
+                    more += self._slots.assign_ranks(choose, ring.receive)
+                    if (count := len(present) + len(more)) >= least:
+                        return [*present, *more]
+                    if time.monotonic() >= deadline:
+                        limit = f"elastic_timeout_s={elastic.elastic_timeout_s}"
+                        ring.fail(f"{count} ranks are there, fewer than {least}, for longer than {limit}. {gone}")
+                self._server.pool.wait(TAKE_POLL_S)
+        finally:
+            if ring.ended or ring.failure:
+                for slot in more:
+                    self._server.pool.dismiss(slot, now=True)
+        return []
+
+    def _has_more(self, ring: ElasticSlotRing) -> bool:
+        pool = self._server.pool
+        self._renew_slots()
+        free = [slot for slot in pool.plain_slots("worker") if slot.job_id is None and not slot.away]
+        _, most = pool.attending("worker", job_id=self._job_id)
+        return bool(self._choose_more(ring.present, ring.lacks, free, most))
+
+    def _choose_more(
+        self, present: Sequence[PoolSlot], lacks: int, free: Sequence[PoolSlot], most: int
+    ) -> list[PoolSlot]:
+        """Choose further ranks beside those that are present; on their machines if rings may not span machines."""
+        machines = {machine_of(slot.hello) for slot in present}
+        near = [slot for slot in self._fresh(free) if self.spans_machines or machine_of(slot.hello) in machines]
+        return near[: max(0, min(lacks, most))]
 
     def _others(self, ring: SlotRing) -> Counter[MachineId]:
         """Return the number of the job's workers that are no ranks of this ring, by machine."""
@@ -239,10 +310,10 @@ def members_of(shape: RingShape) -> tuple[int, ...]:
 def takes_slots(server: ServerContext, spec: JobSpec) -> bool:
     """Whether the ranks of a job are worker slots of the pool.
 
-    With the launcher ``auto`` they are, on a shared server; ranks that join and leave need ``horovodrun``.
+    With the launcher ``auto`` they are, on a shared server.
     """
     shape = RingShape.of(spec.cluster)
-    return shape.in_slots or (shape.launcher == "auto" and not server.embedded and not shape.elastic.elastic)
+    return shape.in_slots or (shape.launcher == "auto" and not server.embedded)
 
 
 def make_rings(slots: JobSlots, job_log: JobLog, fail: Callable[[BaseException], None]) -> RingMaker | None:

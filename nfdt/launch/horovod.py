@@ -23,7 +23,7 @@ from typing import Any
 from nfdt.core.errors import JobFailed
 from nfdt.core.host.private_files import private, write_private
 from nfdt.launch.horovod_command import HostInfo, RingShape, choose_launcher, ring_command, ring_environment
-from nfdt.launch.horovod_log import RingMessages, RingStall, finish_timeline, timelines
+from nfdt.launch.horovod_log import RingMessages, RingStall, finish_timeline, lost_machine, timelines
 from nfdt.launch.ring import Ring, RingMaker
 
 _log = logging.getLogger(__name__)
@@ -84,8 +84,10 @@ class LaunchedRing:
             return None
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         tail = "\n".join([line for line in lines if not _NOISE.match(line)][-TAIL_LINES:])
+        machine = lost_machine(lines)
+        gone = f": {machine} has not answered for {self.shape.probes.lost_s} s" if machine else ""
         return (
-            f"The ring of {self.shape.size} ranks ended with exit code {code}. It was started with: "
+            f"The ring of {self.shape.size} ranks ended with exit code {code}{gone}. It was started with: "
             f"{self.origin}\nThe end of its log:\n{tail or '(nothing)'}"
         )
 
@@ -210,7 +212,7 @@ class RingLauncher:
         program = [*self._command, "--server", self._server, "--ring", str(directory)]
         if shape.members:
             program += ["--members", ",".join(map(str, shape.members)), "--neighbours", str(shape.neighbours)]
-        variables, in_world = shape.tuning.variables(), shape.launcher == "world"
+        variables, in_world = shape.variables, shape.launcher == "world"
         try:
             command = ring_command(shape, program, self._look())
             write_private(directory / "token", self._token.encode())

@@ -9,6 +9,7 @@ from typing import Any
 
 from nfdt.core.errors import UsageError
 from nfdt.core.host.launcher_rank import LOCAL_NAMES, one_name_per_slot
+from nfdt.core.host.link_probes import VARIABLE, LinkProbes
 from nfdt.core.specs.horovod_options import RingElastic, RingTuning
 from nfdt.core.specs.job import ClusterSpec
 
@@ -30,6 +31,7 @@ class RingShape:
         elastic: Options of an elastic ring.
         members: Numbers of the workers of a group, by rank; empty: a ring that is no group.
         neighbours: Number of ranks of other groups that share its machine.
+        probes: Probes of the connections between its machines.
     """
 
     size: int
@@ -40,6 +42,7 @@ class RingShape:
     elastic: RingElastic = RingElastic()
     members: tuple[int, ...] = ()
     neighbours: int = 0
+    probes: LinkProbes = LinkProbes()
 
     @classmethod
     def of(cls, cluster: ClusterSpec) -> RingShape:
@@ -58,12 +61,18 @@ class RingShape:
             RingElastic(**{name: options[name] for name in RingElastic.model_fields if name in options}),
             tuple(options.get("members", ())),
             int(options.get("neighbours", 0)),
+            LinkProbes.within(options.get("heartbeat_s", 2.0), options.get("lost_s", 8.0)),
         )
 
     @property
     def in_slots(self) -> bool:
         """Whether the job asks for ranks in worker slots."""
         return self.launcher == "slots"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment variables of the ranks."""
+        return {**self.tuning.variables(), VARIABLE: str(self.probes)}
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -77,6 +86,13 @@ class RingShape:
         if self.hostfile or self.elastic.network_interfaces:
             return False
         return all(host.split(":")[0] in LOCAL_NAMES for host in (self.hosts or "localhost").split(","))
+
+    @property
+    def most_on_a_host(self) -> int:
+        """Largest number of ranks on one host, as far as it is known."""
+        if not self.hosts or self.hostfile:
+            return self.size
+        return min(self.size, max(int(place.partition(":")[2] or 1) for place in self.hosts.split(",")))
 
 
 @dataclass(frozen=True)
@@ -128,12 +144,13 @@ def ring_command(shape: RingShape, program: Sequence[str], here: HostInfo) -> li
         return list(program)
     places = ["-H", shape.hosts] if shape.hosts else ["--hostfile", shape.hostfile] if shape.hostfile else []
     if launcher == "mpirun":
-        variables = [part for name, value in shape.tuning.variables().items() for part in ("-x", f"{name}={value}")]
+        variables = [part for name, value in shape.variables.items() for part in ("-x", f"{name}={value}")]
         start = [here.mpirun or "mpirun", "-np", str(shape.size), *places, *_mpirun_options(shape, here)]
         return [*start, *variables, *program]
     # Our own entry of horovodrun: on one machine its key-value store, which has no password, listens on loopback
     # only.
-    start = [sys.executable, "-P", "-m", "hfdt.horovodrun", *(["--loopback"] if shape.one_host else [])]
+    reach = ["--loopback"] if shape.one_host else ["--probes", str(shape.probes)]
+    start = [sys.executable, "-P", "-m", "hfdt.horovodrun", *reach]
     if shape.elastic.elastic:
         start.append("--watch-parent")
         places = places if shape.hostfile else ["-H", _own_names(shape)]
@@ -152,16 +169,21 @@ def _mpirun_options(shape: RingShape, here: HostInfo) -> list[str]:
     options = ["--bind-to", "none", "--map-by", "slot", "--tag-output"]
     if here.root:
         options.append("--allow-run-as-root")
+    if shape.one_host and shape.size > here.cores and not shape.hosts:
+        options.append("--oversubscribe")
+    parameters: dict[str, object] = {}
+    # A waiting rank must not spin if other rings, or its own gradient, could use the core. Other machines have as many.
+    if shape.members or 2 * shape.most_on_a_host > here.cores:
+        parameters["mpi_yield_when_idle"] = 1
     if shape.one_host:
-        if shape.size > here.cores and not shape.hosts:
-            options.append("--oversubscribe")
-        # A waiting rank must not spin if other rings, or its own gradient, could use the core.
-        if shape.members or 2 * shape.size > here.cores:
-            options += ["--mca", "mpi_yield_when_idle", "1"]
-        options += ["--mca", "oob_tcp_if_include", "lo", "--mca", "btl", "self,vader"]
+        parameters |= {"oob_tcp_if_include": "lo", "btl": "self,vader"}
         # Ranks of one machine copy through shared memory in any container, even without the right to trace.
-        options += ["--mca", "btl_vader_single_copy_mechanism", "none"]
-    return options
+        parameters["btl_vader_single_copy_mechanism"] = "none"
+    else:  # mpirun ends the ranks, and names the machine, when its connection to one is lost
+        probes = shape.probes
+        parameters |= {"oob_tcp_keepalive_time": probes.every_s, "oob_tcp_keepalive_intvl": probes.every_s}
+        parameters["oob_tcp_keepalive_probes"] = probes.count
+    return [*options, *(part for name, value in parameters.items() for part in ("--mca", name, str(value)))]
 
 
 def ring_environment(

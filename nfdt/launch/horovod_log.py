@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,7 @@ _SOURCE = re.compile(r"\[[\d,]+\]<std(?:err|out)>:")
 _BEGIN = re.compile(r"waiting for remainder of ranks for more than (\d+) seconds")
 _MISSING = "Missing ranks:"
 _RANK = re.compile(r"^(\d+)!?: \[(.*)\]\s*$")
+_LOST = re.compile(r"Timeout, server (\S+) not responding|Remote daemon: \S+ on node (\S+)")  # ssh; mpirun
 TAIL_BYTES = 2**16  # longer than any event
 _BORDER = re.compile(rb"\}(?=,\s*(?:\{|$))")  # between two events
 
@@ -102,6 +103,12 @@ class RingMessages:
         lines = self._file.lines()
         texts = [_SOURCE.sub("", line).partition(NEWS)[2] for line in lines if NEWS in line]
         return self._stalls.read(lines), texts
+
+
+def lost_machine(lines: Iterable[str]) -> str:
+    """Return the machine that ssh or mpirun names as lost; "" if they name none."""
+    found = next((match for line in lines if (match := _LOST.search(line))), None)
+    return "" if found is None else str(found.group(1) or found.group(2))
 
 
 def describe(stall: RingStall) -> Mapping[str, object]:

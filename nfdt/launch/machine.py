@@ -8,6 +8,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from nfdt.core.host.machine import is_own_address
 from nfdt.core.wire.channel import is_loopback
 
 _WILDCARDS = ("0.0.0.0", "::")
@@ -41,17 +42,6 @@ def reachable_host(listen_host: str, names: Sequence[str] = ()) -> str:
     with contextlib.suppress(OSError):
         return route_address("192.0.2.1")
     return socket.gethostname()
-
-
-def is_own_address(host: str, *, loopback: bool | None = None) -> bool:
-    """Whether a host name or address belongs to this machine; with ``loopback``, whether it is its loopback."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.bind(address)
-    except OSError:
-        return False
-    return loopback is None or ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback is loopback
 
 
 def route_address(host: str) -> str:

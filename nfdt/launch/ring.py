@@ -39,15 +39,15 @@ class RankPlace:
     cross_size: int
     machine: int
 
-    def environment(self, tuning: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables from which Horovod takes the place, and those of its tuning.
+    def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables from which Horovod takes the place, and those of the ring.
 
         The name of a host only separates the machines: Horovod connects to addresses from the rendezvous.
         """
         numbers = {name.upper(): number for name, number in asdict(self).items() if name != "machine"}
         gloo = {"CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo", "GLOO_TIMEOUT_SECONDS": RANK_TIMEOUT_S}
         place = {**numbers, "HOSTNAME": f"machine-{self.machine}", **gloo}
-        return {**{f"HOROVOD_{name}": str(value) for name, value in place.items()}, **tuning}
+        return {**{f"HOROVOD_{name}": str(value) for name, value in place.items()}, **variables}
 
 
 def place_ranks(machines: Sequence[Hashable]) -> list[RankPlace]:

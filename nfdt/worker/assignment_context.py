@@ -11,6 +11,7 @@ from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.status import translated
 from nfdt.core.work.artifacts import ArtifactReader, default_cache
+from nfdt.core.work.rank_worlds import RankWorlds
 from nfdt.core.work.spans import SpanRing
 from nfdt.worker.movable_client import ShardMoves
 
@@ -34,6 +35,7 @@ class AssignmentContext:
         tls: ``ca_file``, ``cert_file``, ``key_file`` of :func:`nfdt.core.wire.channel.open_channel`.
         patience_s: Time limit for a server, or a shard, that does not answer, in seconds.
         spans: What this process does for the job.
+        worlds: Worlds of a rank.
     """
 
     job_id: str
@@ -48,6 +50,7 @@ class AssignmentContext:
     tls: Mapping[str, Any]
     patience_s: float
     spans: SpanRing = field(default_factory=SpanRing)
+    worlds: RankWorlds = field(default_factory=RankWorlds)
 
     def send_spans(self, spans: pb.SlotSpans) -> None:
         """Send what this process did to the trace of the job."""

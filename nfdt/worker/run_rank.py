@@ -17,7 +17,7 @@ def run_rank(assignment: pb.RankAssignment, context: AssignmentContext, token: s
     def open_artifacts(spec: JobSpec, folder: str) -> ArtifactReader:
         return context.open_artifacts(job_id, assignment.artifact_dir, spec)
 
-    def joined() -> None:
-        context.send(ready=pb.SlotReady(job_id=job_id))
+    def report(*, left: bool = False) -> None:
+        context.send(ready=pb.SlotReady(job_id=job_id, left=left))
 
-    slot_rank.run_rank(assignment, server, open_artifacts, joined, context.spans)
+    slot_rank.run_rank(assignment, server, open_artifacts, report, context.spans, context.worlds)

@@ -120,6 +120,11 @@ class SlotProcess:
                 if kind == "move_shards":
                     if assignment.move_shards.job_id == self._current.job_id:
                         self._current.moves.announce(read_move(assignment.move_shards))
+                elif kind == "leave_world":
+                    if assignment.leave_world.job_id == self._current.job_id:
+                        self._current.worlds.leave(at_commit=assignment.leave_world.at_commit)
+                elif kind == "rank" and assignment.rank.ring == self._current.worlds.ring:
+                    self._current.worlds.announce(assignment.rank)
                 elif kind in ("release", "dismiss"):
                     self._current.stopped.set()
                 elif kind is not None:
@@ -141,6 +146,7 @@ class SlotProcess:
     def _begin(self, assignment: pb.Assignment) -> None:
         """Leave an assignment to the main thread; it supersedes the current one, if that is not over."""
         before, self._current = self._current, self._context(_job_of(assignment))
+        self._current.worlds.ring = assignment.rank.ring
         self._inbox.put((assignment, self._current))
         before.stopped.set()
 

@@ -37,3 +37,8 @@ def test_columns_line_up():
 )
 def test_bytes_are_printed_in_decimal_units(count, text):
     assert format_bytes(count) == text
+
+
+def test_what_horovod_does_not_count_is_no_number():
+    row = worker_table({"worker-0": {"samples": 8, "steps": 1}}).splitlines()[-1].split()
+    assert row[-2:] == ["-", "-"]

@@ -111,6 +111,21 @@ def test_slots_that_the_server_refuses_end_the_session_with_the_reason(cluster, 
         server.stop()
 
 
+@pytest.mark.long
+@pytest.mark.horovod
+@pytest.mark.parametrize(
+    "options", [["allreduce"], ["group-sync", "--set", "groups=1"]], ids=lambda options: options[0]
+)
+def test_ranks_of_a_ring_are_slots_on_ray(cluster, tmp_path, options):
+    (tmp_path / "script.py").write_text(DIGITS + ONE_FIT)
+    started = ["--workers", "2", "--set", "start_timeout_s=500", "--algorithm", *options]
+    command = on_ray(cluster, *started, "script.py")
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=DEADLINE_S)
+    got = answer(done)
+    assert sum(got["workers"].values()) == 1500
+    assert len(got["workers"]) == 1  # one ring or group of both slots
+
+
 @pytest.mark.feature("Ray", area="Launchers and environments")
 @pytest.mark.long
 def test_several_shards_are_on_the_nodes_too(cluster, tmp_path):
@@ -165,7 +180,8 @@ def test_without_ray_the_error_names_the_remedy(monkeypatch, tmp_path):
     [
         (("--slot-gpus", "1"), "--on ray"),
         (("--on", "ray", "--server", "127.0.0.1:1"), "--server"),
-        (("--on", "ray", "--algorithm", "allreduce"), "Horovod"),
+        (("--on", "ray", "--algorithm", "allreduce", "--set", "launcher=horovodrun"), "the slots that Ray starts"),
+        (("--insecure-allreduce",), "--on ray"),
         (("--on", "ray", "--address", "ray://127.0.0.1:10001"), "ray job submit"),
     ],
 )

@@ -63,6 +63,26 @@ try:
 except JobFailed as error:
     print(json.dumps(dict(text=str(error))))
 """
+OUTLIVES = """
+import hfdt
+def train(model, size):
+    return model.fit(x[:1003], y[:1003], batch_size=size, epochs=3, shuffle=False, verbose=0)
+def plain():
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(32, "relu"), keras.layers.Dense(10, "softmax")])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "sparse_categorical_crossentropy")
+    return model
+elastic = dict(min_workers=2, commit_steps=3, host_cooldown_s=1)
+with hfdt.session(workers=2, **elastic, emulate={{"fail": "{rank}@21"}}):
+    ranks = plain()
+    history = train(ranks, 32)
+alone = plain()
+train(alone, 64)
+pairs = zip(ranks.get_weights(), alone.get_weights())
+print(json.dumps(dict(
+    difference=max(float(np.abs(a - b).max()) for a, b in pairs), **history.nfdt["worker-0"],
+)))
+"""
 TOO_MANY = """
 import hfdt
 from nfdt.core.errors import UsageError
@@ -119,6 +139,15 @@ def test_a_rank_that_is_killed_ends_the_job_and_is_named(run_script, server):
     lost = [psutil.Process(pid) for pid in before if psutil.pid_exists(pid)]
     _, alive = psutil.wait_procs([p for p in lost if p.name().startswith("nfdt worker")], timeout=30)
     assert alive == [], "no process that has been a rank takes another job"
+
+
+@pytest.mark.parametrize("rank", [1, 0], ids=["a rank", "the leader"])
+def test_an_elastic_ring_that_loses_a_rank_and_gets_a_free_slot_equals_one_process(run_script, server, rank):
+    got = answer(run_script(DIGITS + OUTLIVES.format(rank=rank), **server.env()))
+    assert got["difference"] < 2e-5
+    assert (got["ranks"], got["resets"], got["samples"]) == (2, 1, 3 * 1003)
+    assert got["redone_steps"] == 1  # the 21st step is the second after a commit
+    assert not descendants(server.process.pid, "horovodrun")
 
 
 def test_more_ranks_than_slots_are_refused(run_script, server):

@@ -13,10 +13,11 @@ import psutil
 import pytest
 
 from nfdt.core.errors import UsageError
+from nfdt.core.host.machine import is_own_address
 from nfdt.core.wire import jobs_pb2
 from nfdt.jobserver.main import ServerOptions, serve
 from nfdt.jobserver.server_parts import shard_host
-from nfdt.launch.machine import find_gpus, is_own_address, reachable_host
+from nfdt.launch.machine import find_gpus, reachable_host
 from tests.support.fakes import DEADLINE_S, TOKEN, Client, of
 
 pytestmark = pytest.mark.processes

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -41,6 +42,21 @@ def test_more_ranks_than_cores_and_root_are_allowed_when_they_are_so():
 def test_ranks_that_wait_give_way_where_cores_are_few(cores, gives_way):
     argv = ring_command(RingShape(2), PROGRAM, HostInfo("/usr/bin/mpirun", cores=cores, root=False))
     assert ("mpi_yield_when_idle" in argv) == gives_way
+
+
+@pytest.mark.parametrize(("hosts", "gives_way"), [("a:2,b:2", True), ("a:1,b:3", True), ("a,b,c,d", False)])
+def test_ranks_that_wait_give_way_on_every_machine_that_has_many(hosts, gives_way):
+    argv = ring_command(RingShape(4, hosts=hosts), PROGRAM, HostInfo("/usr/bin/mpirun", cores=2, root=False))
+    assert ("mpi_yield_when_idle" in argv) == gives_way
+
+
+def test_launchers_notice_a_machine_without_power_after_the_jobs_own_time():
+    shape = RingShape.of(resolve_cluster(workers=2, hosts="a:1,b:1", heartbeat_s=3, lost_s=12))
+    argv = ring_command(shape, PROGRAM, WITH_MPI)
+    assert [after(argv, f"oob_tcp_keepalive_{name}") for name in ("time", "intvl", "probes")] == ["3", "3", "3"]
+    assert "HFDT_LINK_PROBES=3,3" in argv
+    argv = ring_command(replace(shape, launcher="horovodrun"), PROGRAM, WITH_MPI)
+    assert after(argv, "--probes") == "3,3"
 
 
 @pytest.mark.parametrize(

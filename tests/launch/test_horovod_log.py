@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from nfdt.core.specs.horovod_options import NEWS
-from nfdt.launch.horovod_log import GrowingFile, RingMessages, StallReader, describe
+from nfdt.launch.horovod_log import GrowingFile, RingMessages, StallReader, describe, lost_machine
 
 WARNING = (
     "[2026-11-20 21:06:49.4: W /build/horovod/common/stall_inspector.cc:107] One or more tensors were submitted to be "
@@ -71,3 +71,16 @@ def test_news_are_reported_once(tmp_path):
         file.write(f"[1]<stderr>:2026-11-20 WARNING hfdt.runtime.elastic.rank {NEWS}ranks came or went\n")
     assert news.read() == ([], ["ranks came or went"])
     assert news.read() == ([], [])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[2]<stderr>:Timeout, server node2 not responding.\r",
+        "  Remote daemon: [[30190,0],2] on node node2",
+    ],
+    ids=["ssh", "mpirun"],
+)
+def test_the_machine_that_a_launcher_has_lost_is_known_from_its_log(line):
+    assert lost_machine(["rank 0 failed", line]) == "node2"
+    assert lost_machine(["rank 0 failed"]) == ""

@@ -21,7 +21,8 @@ history = model.fit(x[:1500], y[:1500], batch_size=32, epochs=2, verbose=0)
 workers = history.nfdt
 groups = sorted(w["group"] for w in workers.values() if w.get("group"))
 samples = [w["samples"] for w in workers.values()]
-print(json.dumps(dict(loss=history.history["loss"], samples=samples, groups=groups)))
+ranks = [w.get("ranks") for w in workers.values()]
+print(json.dumps(dict(loss=history.history["loss"], samples=samples, groups=groups, ranks=ranks)))
 """
 )
 
@@ -74,5 +75,15 @@ def test_groups_of_an_mpi_launch_stay_on_their_machines(machines, tmp_path):
     got = launch(machines(2), tmp_path, 5, "--algorithm", "group-sync", "--set", "groups=2")
     assert sorted(member for group in got["groups"] for member in group) == [0, 1, 2, 3]
     assert sorted(map(len, got["groups"])) == [2, 2]  # two workers on each machine
+    assert sum(got["samples"]) == 3000
+    assert got["loss"][1] < got["loss"][0]
+
+
+@pytest.mark.long
+@pytest.mark.horovod
+@pytest.mark.timeout(600)
+def test_an_allreduce_of_an_mpi_launch_spans_its_machines(machines, tmp_path):
+    got = launch(machines(2), tmp_path, 4, "--algorithm", "allreduce", "--insecure-allreduce")
+    assert got["ranks"] == [3]
     assert sum(got["samples"]) == 3000
     assert got["loss"][1] < got["loss"][0]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import time
+
 import psutil
 import pytest
 
@@ -9,6 +12,8 @@ from tests.support.cluster_of_machines import MachinesCluster
 from tests.support.machines import Machine
 from tests.support.scripts import DIGITS, answer
 
+LOST_S = 8.0  # time limit of a silent machine
+SLACK_S = 20.0  # for a new world, where the machine is busy
 PLAIN_TEXT = "--insecure-allreduce"
 TRAIN = (
     DIGITS
@@ -49,6 +54,17 @@ def test_an_allreduce_spans_machines(machines, tmp_path):
     assert got["ranks"] == [3]
     assert got["samples"] == 3000
     assert got["loss"][1] < got["loss"][0]
+
+
+@pytest.mark.long
+def test_slots_of_the_servers_own_machine_are_ranks_under_its_name(machines, tmp_path):
+    rig = machines(2)
+    own = ["--workers", "1", "--advertise", rig[0].name]
+    with MachinesCluster(tmp_path, rig[0], PLAIN_TEXT, *own) as cluster:
+        cluster.offer(rig[1], slots=1)
+        got = answer(cluster.run_script(training(2, 2, algorithm="allreduce")))
+    assert got["ranks"] == [2]
+    assert got["samples"] == 3000
 
 
 @pytest.mark.long
@@ -133,3 +149,44 @@ def test_a_group_loses_a_machine(machines, tmp_path, how, spare, expected):
         assert process.wait(400) == 0, process.error_output()[-4000:]
         assert expected in process.error_output()
         assert '"samples": 90000' in process.output()
+
+
+UNTIL_STOPPED = """
+import logging, os
+logging.basicConfig(level="INFO")
+class Stops(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        print("epoch", epoch, flush=True)
+        self.model.stop_training = os.path.exists("stop")
+"""
+
+
+@pytest.mark.feature("An elastic ring in worker slots loses a machine", area="Failures")
+@pytest.mark.long
+@pytest.mark.horovod
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("rank", [0, 1], ids=["the leader's", "another"])
+def test_an_elastic_ring_goes_on_within_seconds_without_a_machine_and_takes_a_free_slot(machines, tmp_path, rank):
+    names = ["one", "two", "three"]
+    rig = machines(["server", *names, "spare"])
+    options = dict(algorithm="allreduce", min_workers=2, host_cooldown_s=1, emulate={"step_ms": [20] * 5})
+    with MachinesCluster(tmp_path, rig["server"], PLAIN_TEXT) as cluster:
+        for name in names:
+            cluster.offer(rig[name], slots=1, options=["--wait", "5"])
+        process = cluster.start_script(training(3, 1000, before=UNTIL_STOPPED, callbacks="[Stops()]", **options))
+        cluster.await_text(process, process.output, r"(epoch 1)")
+        lost = cluster.await_text(process, process.error_output, rf"{rank}: (\w+)-worker")
+        rig[lost].lose_power()
+        began = time.monotonic()
+        news = rf"ranks came or went: 2 are there now. {lost}-worker-\S+ on {lost} is lost: .* no sign of life for 8 s"
+        cluster.await_text(process, process.error_output, f"({news})")
+        epochs = process.output().count("epoch")
+        cluster.await_text(process, process.output, rf"(epoch {epochs})\n")
+        assert time.monotonic() - began < LOST_S + SLACK_S
+        cluster.offer(rig["spare"], slots=1)
+        cluster.await_text(process, process.error_output, r"(ranks came or went: 3 are there now)")
+        (tmp_path / "stop").touch()
+        assert process.wait(300) == 0, process.error_output()[-4000:]
+    got = json.loads(process.output().strip().splitlines()[-1])
+    assert got["samples"] == 1500 * len(got["loss"])
+    assert got["ranks"] == [3]

@@ -6,7 +6,7 @@ import functools
 import importlib.util
 import shutil
 
-from tests.support import machines, slurm
+from tests.support import machines, slurm, ssh
 
 
 def _programs(*names: str) -> str:
@@ -17,6 +17,7 @@ def _programs(*names: str) -> str:
 REASONS = {
     "machines": machines.unavailable,
     "slurm": lambda: slurm.missing_packages() or machines.unavailable(),
+    "ssh": lambda: ssh.missing_programs() or machines.unavailable(),
     "horovod": lambda: "" if importlib.util.find_spec("horovod") else "./scripts/install-horovod installs it",
     "mpi": lambda: _programs("mpirun"),
     "browser": lambda: _programs("chromium", "chromedriver"),

@@ -16,6 +16,7 @@ from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.messages import to_report, to_request
+from nfdt.core.work.spans import SpanRing
 from nfdt.core.work.tasks import Task
 from nfdt.model.program.state import State, dump_state, load_state
 from nfdt.model.training import merge
@@ -83,14 +84,23 @@ class ElasticJob(RingJob):
         communicator: The ranks.
         artifacts: Artifacts of the job.
         number: Number of this rank in the ring.
+        spans: Records what this rank does; None: nothing is recorded.
 
     Attributes:
         snapshot: Last commit.
         attempted: Highest step that has begun, including steps on lost ranks.
     """
 
-    def __init__(self, spec: JobSpec, communicator: Communicator, artifacts: ReadableArtifacts, *, number: int) -> None:
-        super().__init__(spec, communicator, artifacts, number=number)
+    def __init__(
+        self,
+        spec: JobSpec,
+        communicator: Communicator,
+        artifacts: ReadableArtifacts,
+        *,
+        number: int,
+        spans: SpanRing | None = None,
+    ) -> None:
+        super().__init__(spec, communicator, artifacts, number=number, spans=spans)
         self._epoch = -1
         self._orphans: tuple[bytes, ...] = ()
         self.attempted = 0

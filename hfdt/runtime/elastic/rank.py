@@ -59,7 +59,8 @@ class ElasticLeader(Leader):
         ring = self._ring
         if ring.resets:
             repeated = f"; {ring.redone} steps in all were done again" if ring.redone else ""
-            logger.warning("%sranks came or went: %d are there now%s", NEWS, ring.communicator.size, repeated)
+            gone = f", without {', '.join(f'a rank on {host}' for host in ring.gone)}" if ring.gone else ""
+            logger.warning("%sranks came or went: %d are there now%s%s", NEWS, ring.communicator.size, gone, repeated)
         else:
             logger.info("%d ranks, process %d leads", ring.communicator.size, os.getpid())
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+import socket
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,14 @@ from typing import Any
 import horovod.tensorflow as hvd
 from horovod.common.elastic import State
 
-from hfdt.runtime.artifacts import share
+from hfdt.runtime.artifacts import OpenArtifacts, share
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.elastic.job import ElasticJob, Snapshot
 from hfdt.runtime.ring import Command, RingMember
 from nfdt.core.errors import JobFailed
 from nfdt.core.specs.job import parse_job
 from nfdt.core.work import instructions as ins
+from nfdt.core.work.spans import SpanRing
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Candidate:
         used: Numbers of all ranks that its last commit has metrics of.
         resets: Number of changes of the set of ranks that it knows of.
         attempted: Highest step that it has begun.
+        host: Name of its machine.
     """
 
     number: int
@@ -52,6 +55,12 @@ class Candidate:
     used: Sequence[int] = ()
     resets: int = 0
     attempted: int = 0
+    host: str = ""
+
+
+def lost_hosts(before: Mapping[int, str], present: Collection[int]) -> list[str]:
+    """Return the machines of the ranks that are not present any more, by their numbers."""
+    return [host for number, host in sorted(before.items()) if number not in present]
 
 
 def elect(candidates: Sequence[Candidate]) -> int:
@@ -83,16 +92,27 @@ class ElasticMember(RingMember, State):
         communicator: The ranks.
         directory: Directory of the ring; None if only the leader has it, until the first :meth:`rendezvous`.
         reaches_server: Whether this rank can reach the job server.
+        open_artifacts: Makes the artifacts of a job readable; None: the leader shares them with the others.
+        spans: Records what this rank does.
 
     Attributes:
         job: Current job.
         leads: Whether this rank is the leader; valid after the first :meth:`rendezvous`.
         resets: Number of changes of the set of ranks.
         redone: Number of steps that were repeated.
+        gone: Machines of the ranks that the last change has taken, as far as this rank knew them.
     """
 
-    def __init__(self, communicator: Communicator, directory: Path | None, *, reaches_server: bool) -> None:
-        RingMember.__init__(self, communicator, functools.partial(share, communicator))
+    def __init__(
+        self,
+        communicator: Communicator,
+        directory: Path | None,
+        *,
+        reaches_server: bool,
+        open_artifacts: OpenArtifacts | None = None,
+        spans: SpanRing | None = None,
+    ) -> None:
+        RingMember.__init__(self, communicator, open_artifacts or functools.partial(share, communicator), spans)
         State.__init__(self, bcast_object=hvd.broadcast_object, get_rank=hvd.rank)
         self.directory, self._reaches_server = directory, reaches_server
         self.job: ElasticJob | None = None
@@ -100,6 +120,8 @@ class ElasticMember(RingMember, State):
         self.leads = False
         self.number = -1
         self.resets = self.redone = 0
+        self._hosts: dict[int, str] = {}  # by number
+        self.gone: list[str] = []
         self._timeline = os.environ.get("HOROVOD_TIMELINE")
 
     # ---- methods that Horovod requires of a state
@@ -135,8 +157,10 @@ class ElasticMember(RingMember, State):
         numbers = assign_numbers(candidates)
         self.number = numbers[self.communicator.rank]
         self.resets = max(candidate.resets for candidate in candidates)
+        self.gone = lost_hosts(self._hosts, numbers)
+        self._hosts = {number: candidate.host for number, candidate in zip(numbers, candidates, strict=True)}
         leader = candidates[self.communicator.leader]
-        self.directory = Path(leader.directory)
+        self.directory = Path(leader.directory) if leader.directory else None
         if any(candidate.job != leader.job for candidate in candidates):
             own = self._command.encode() if self.leads else None
             self._apply(Command.decode(self.communicator.broadcast(own)))
@@ -157,6 +181,7 @@ class ElasticMember(RingMember, State):
             used=sorted(snapshot.metrics) if snapshot else (),
             resets=self.resets,
             attempted=job.attempted if job is not None else 0,
+            host=socket.gethostname(),
         )
 
     def _restore(self, job: ElasticJob, *, same: bool, present: list[int]) -> None:
@@ -205,7 +230,7 @@ class ElasticMember(RingMember, State):
         if self.job is not None and self.job_id == values["id"]:
             return self.job
         self.job, self.job_id = None, ""  # drops the last model before the next one is built
-        return ElasticJob(spec, self.communicator, artifacts, number=self.number)
+        return ElasticJob(spec, self.communicator, artifacts, number=self.number, spans=self._spans)
 
     def statistics(self) -> dict[str, Any]:
         """Return the totals of the job over all ranks, and how often the ranks changed."""

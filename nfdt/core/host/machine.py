@@ -1,4 +1,4 @@
-"""Versions, memory and processes of this machine, without importing Keras or TensorFlow."""
+"""Versions, addresses, memory and processes of this machine, without importing Keras or TensorFlow."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import gc
 import importlib.metadata
+import ipaddress
 import os
 import platform
 import re
@@ -44,6 +45,17 @@ def boot_id() -> str:
     """Return an identifier of this boot of this machine; equal for all processes on it."""
     path = Path("/proc/sys/kernel/random/boot_id")
     return path.read_text().strip() if path.exists() else socket.gethostname()
+
+
+def is_own_address(host: str, *, loopback: bool | None = None) -> bool:
+    """Whether a host name or address belongs to this machine; with ``loopback``, whether it is its loopback."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind(address)
+    except OSError:
+        return False
+    return loopback is None or ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback is loopback
 
 
 @dataclass(frozen=True)

@@ -189,17 +189,22 @@ class SlotReady(google.protobuf.message.Message):
     JOB_ID_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
+    LEFT_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     address: builtins.str
     incarnation: builtins.int
+    """of a shard: from its assignment"""
+    left: builtins.bool
+    """of a rank: it has left its world, instead of joined it, and waits for the next one"""
     def __init__(
         self,
         *,
         job_id: builtins.str = ...,
         address: builtins.str = ...,
         incarnation: builtins.int = ...,
+        left: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "incarnation", b"incarnation", "job_id", b"job_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "incarnation", b"incarnation", "job_id", b"job_id", "left", b"left"]) -> None: ...
 
 Global___SlotReady: typing_extensions.TypeAlias = SlotReady
 
@@ -369,6 +374,7 @@ class Assignment(google.protobuf.message.Message):
     DISMISS_FIELD_NUMBER: builtins.int
     WELCOME_FIELD_NUMBER: builtins.int
     RANK_FIELD_NUMBER: builtins.int
+    LEAVE_WORLD_FIELD_NUMBER: builtins.int
     MOVE_SHARDS_FIELD_NUMBER: builtins.int
     HEARTBEAT_FIELD_NUMBER: builtins.int
     NUMBER_FIELD_NUMBER: builtins.int
@@ -395,7 +401,11 @@ class Assignment(google.protobuf.message.Message):
 
     @property
     def rank(self) -> Global___RankAssignment:
-        """the slot becomes a rank of a ring, and its process ends with the ring"""
+        """the slot becomes a rank of a ring, and its process ends with the ring; again: next world"""
+
+    @property
+    def leave_world(self) -> Global___LeaveWorld:
+        """to a rank of an elastic ring"""
 
     @property
     def move_shards(self) -> Global___MoveShards:
@@ -414,14 +424,15 @@ class Assignment(google.protobuf.message.Message):
         dismiss: Global___Dismiss | None = ...,
         welcome: Global___Welcome | None = ...,
         rank: Global___RankAssignment | None = ...,
+        leave_world: Global___LeaveWorld | None = ...,
         move_shards: Global___MoveShards | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
         number: builtins.int = ...,
         received: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "dismiss", b"dismiss", "heartbeat", b"heartbeat", "move_shards", b"move_shards", "rank", b"rank", "release", b"release", "shard", b"shard", "welcome", b"welcome", "worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "dismiss", b"dismiss", "heartbeat", b"heartbeat", "move_shards", b"move_shards", "number", b"number", "rank", b"rank", "received", b"received", "release", b"release", "shard", b"shard", "welcome", b"welcome", "worker", b"worker"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["assignment", b"assignment"]) -> typing.Literal["shard", "worker", "release", "dismiss", "welcome", "rank", "move_shards", "heartbeat"] | None: ...
+    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "dismiss", b"dismiss", "heartbeat", b"heartbeat", "leave_world", b"leave_world", "move_shards", b"move_shards", "rank", b"rank", "release", b"release", "shard", b"shard", "welcome", b"welcome", "worker", b"worker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "dismiss", b"dismiss", "heartbeat", b"heartbeat", "leave_world", b"leave_world", "move_shards", b"move_shards", "number", b"number", "rank", b"rank", "received", b"received", "release", b"release", "shard", b"shard", "welcome", b"welcome", "worker", b"worker"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["assignment", b"assignment"]) -> typing.Literal["shard", "worker", "release", "dismiss", "welcome", "rank", "leave_world", "move_shards", "heartbeat"] | None: ...
 
 Global___Assignment: typing_extensions.TypeAlias = Assignment
 
@@ -624,6 +635,7 @@ class RankAssignment(google.protobuf.message.Message):
     NEIGHBOURS_FIELD_NUMBER: builtins.int
     SECRET_FIELD_NUMBER: builtins.int
     ARTIFACT_DIR_FIELD_NUMBER: builtins.int
+    ELASTIC_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     ring: builtins.str
     """rank 0 registers its slots under this name"""
@@ -636,6 +648,8 @@ class RankAssignment(google.protobuf.message.Message):
     """of the ring, for Rendezvous"""
     artifact_dir: builtins.str
     """where artifacts can be read in place ("": fetch them)"""
+    elastic: builtins.bool
+    """the rank outlives the loss of others"""
     @property
     def environment(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """for Horovod: place among the ranks, tuning"""
@@ -656,10 +670,30 @@ class RankAssignment(google.protobuf.message.Message):
         neighbours: builtins.int = ...,
         secret: builtins.str = ...,
         artifact_dir: builtins.str = ...,
+        elastic: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["artifact_dir", b"artifact_dir", "environment", b"environment", "host", b"host", "job_id", b"job_id", "members", b"members", "neighbours", b"neighbours", "rank", b"rank", "ring", b"ring", "secret", b"secret"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["artifact_dir", b"artifact_dir", "elastic", b"elastic", "environment", b"environment", "host", b"host", "job_id", b"job_id", "members", b"members", "neighbours", b"neighbours", "rank", b"rank", "ring", b"ring", "secret", b"secret"]) -> None: ...
 
 Global___RankAssignment: typing_extensions.TypeAlias = RankAssignment
+
+@typing.final
+class LeaveWorld(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    AT_COMMIT_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    at_commit: builtins.bool
+    """with all other ranks; otherwise at once: a rank is lost"""
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        at_commit: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at_commit", b"at_commit", "job_id", b"job_id"]) -> None: ...
+
+Global___LeaveWorld: typing_extensions.TypeAlias = LeaveWorld
 
 @typing.final
 class Release(google.protobuf.message.Message):

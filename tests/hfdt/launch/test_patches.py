@@ -7,7 +7,9 @@ import threading
 
 import pytest
 
+from hfdt.horovodrun import LostHosts, order_hosts
 from nfdt.core.host.launcher_rank import local_names, one_name_per_slot, slot_of
+from nfdt.core.host.link_probes import LinkProbes
 
 horovod = pytest.importorskip("horovod.runner.elastic.driver")
 
@@ -28,16 +30,21 @@ def test_slots_of_this_machine_are_spread_and_other_hosts_stay():
 def mended(monkeypatch):
     from horovod.runner import gloo_run
     from horovod.runner.elastic import discovery
+    from horovod.runner.util import remote
 
     from hfdt.horovodrun import patch_horovod
 
-    monkeypatch.setattr(gloo_run, "ElasticDriver", gloo_run.ElasticDriver)
-    monkeypatch.setattr(
-        discovery.HostDiscoveryScript,
-        "find_available_hosts_and_slots",
-        discovery.HostDiscoveryScript.find_available_hosts_and_slots,
-    )
-    patch_horovod(only_here=True)
+    patched = {
+        gloo_run: ("ElasticDriver", "_exec_command_fn"),
+        remote: ("SSH_COMMAND_PREFIX",),
+        discovery.HostDiscoveryScript: ("find_available_hosts_and_slots",),
+        discovery.FixedHosts: ("find_available_hosts_and_slots",),
+        discovery.HostManager: ("order_available_hosts",),
+    }
+    for place, names in patched.items():
+        for name in names:
+            monkeypatch.setattr(place, name, vars(place)[name])
+    patch_horovod(only_here=True, probes=LinkProbes(2, 3))
     return gloo_run
 
 
@@ -88,3 +95,39 @@ def test_on_loopback_the_error_of_a_script_that_names_another_machine_names_what
     script.chmod(0o700)
     with pytest.raises(RuntimeError, match="network_interfaces"):
         HostDiscoveryScript(str(script), 1).find_available_hosts_and_slots()
+
+
+def test_ssh_ends_when_its_machine_has_lost_its_power(mended):
+    from horovod.runner.util.remote import get_remote_command
+
+    command = get_remote_command("true", "b").split()
+    assert {"ServerAliveInterval=2", "ServerAliveCountMax=3", "ConnectTimeout=8"} <= set(command)
+    assert command[-2:] == ["b", "true"]
+
+
+def test_this_machine_has_the_lowest_ranks_and_earlier_hosts_keep_theirs():
+    assert order_hosts({"b", "127.0.0.01", "a", "127.0.0.1"}, []) == ["127.0.0.01", "127.0.0.1", "a", "b"]
+    assert order_hosts({"b", "127.0.0.1", "a"}, ["b", "c"]) == ["b", "127.0.0.1", "a"]
+
+
+def test_a_lost_host_is_left_out_until_a_login_reaches_it():
+    asked, answers, back = threading.Event(), threading.Event(), threading.Event()
+
+    class Hosts(LostHosts):
+        def _await(self, host):
+            super()._await(host)
+            back.set()
+
+    def reaches(host: str) -> bool:
+        asked.set()
+        return answers.wait(30)
+
+    hosts = Hosts(reaches)
+    found = {"127.0.0.1": 1, "b": 2}
+    hosts.add("127.0.0.1")
+    hosts.add("b")
+    assert asked.wait(30)
+    assert hosts.without(found) == {"127.0.0.1": 1}
+    answers.set()
+    assert back.wait(30)
+    assert hosts.without(found) == found

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("horovod")
 
-from hfdt.runtime.elastic.ring import Candidate, assign_numbers, elect
+from hfdt.runtime.elastic.ring import Candidate, assign_numbers, elect, lost_hosts
 from nfdt.core.errors import JobFailed
 
 
@@ -40,3 +40,8 @@ def test_numbers_last_as_long_as_their_rank_and_are_never_used_twice():
     assert assign_numbers([rank(-1), rank(-1)]) == [0, 1]
     ranks = [rank(2), rank(-1), replace(rank(0), used=(0, 1, 2, 3)), rank(-1)]
     assert assign_numbers(ranks) == [2, 4, 0, 5]
+
+
+def test_the_machines_of_ranks_that_are_gone_are_known_by_their_numbers():
+    assert lost_hosts({0: "a", 1: "b", 2: "b"}, [0, 2, 3]) == ["b"]
+    assert lost_hosts({}, [0, 1]) == []
