@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from nfdt.coordinator.decisions import Decisions
+from nfdt.coordinator.decisions import Decisions, lease_s
 from nfdt.coordinator.membership import Member, Membership
 from nfdt.coordinator.progress import RunningLogs
 from nfdt.core.work.instructions import BeginEpoch, Instruction, Report, TaskTime, Wait, Work
 from nfdt.core.work.tasks import Task
 from nfdt.schedulers.leases import LeaseBook
 
-LEASE_BUDGET_S = 0.25  # seconds, slightly more than the target of a lease
+BUDGET = 1.25  # of a lease, in times of its target
 
 
 class Gate:
@@ -208,7 +208,8 @@ class TrainingPhase:
         # A request ahead commits to a step that the client may not have permitted yet.
         ahead = self.gate.open and self._decisions.leases.looks_ahead(member, len(tasks), self.book)
         overlap = self._decisions.plan.overlap
-        return Work(self._begin.epoch, tasks, LEASE_BUDGET_S, overlap, untrained, *member.pulls, look_ahead=ahead)
+        budget_s = BUDGET * lease_s(len(self._members.ready()))
+        return Work(self._begin.epoch, tasks, budget_s, overlap, untrained, *member.pulls, look_ahead=ahead)
 
     def replaced(self, untrained: bytes) -> None:
         """Replace the state of every worker while the epoch is paused."""

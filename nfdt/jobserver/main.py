@@ -52,7 +52,8 @@ _log = logging.getLogger(__name__)
 
 GRACE_S = 2.0
 PARENT_POLL_S = 1.0  # interval of checks of the parent process
-MAX_THREADS = 4096
+MAX_THREADS = 4096  # of calls that are no coroutines
+MAX_CALLS = 2**16
 
 
 @dataclass
@@ -124,6 +125,7 @@ def _bind(options: ServerOptions, holders: Holders) -> tuple[grpc.Server, str, s
         client_ca=options.client_ca,
         insecure=options.insecure,
         max_threads=MAX_THREADS,
+        most_calls=MAX_CALLS,
     )
     host, _ = split_address(address)
     if is_loopback(host) and not options.tls_cert:

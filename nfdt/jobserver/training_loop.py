@@ -18,6 +18,7 @@ from nfdt.model.program.state import dump_state_parts, load_state
 
 TICK_S = 0.25  # between two looks at the workers
 SUPERVISE_S = 1.0  # between two looks at everything else
+REST = 49  # pause between two looks at the workers, in times of the duration of a look
 LATE_S = 5.0  # pause between two ticks after which this server is assumed to have been suspended
 
 
@@ -36,6 +37,7 @@ class TrainingLoop(EffectHandler):
         self._results = JobResults(core, training)
         self._callbacks = DecisionHandler(core, training)
         self._ticked_at = self._clock.now() - TICK_S
+        self._tick_s = TICK_S  # more with thousands of workers
         self._supervised_at = self._ticked_at - SUPERVISE_S
         self._reviews = self._done = False
 
@@ -64,11 +66,12 @@ class TrainingLoop(EffectHandler):
         if self._done:
             return None
         since_s = self._clock.now() - self._ticked_at
-        if since_s < TICK_S or self._reviews:
-            return max(TICK_S - since_s, 0.0) or TICK_S
+        if since_s < self._tick_s or self._reviews:
+            return max(self._tick_s - since_s, 0.0) or TICK_S
         self._ticked_at += since_s
         self._mailbox.handle(lambda: self._tick(since_s))
-        return TICK_S
+        self._tick_s = min(max(TICK_S, REST * (self._clock.now() - self._ticked_at)), SUPERVISE_S)
+        return self._tick_s
 
     def _tick(self, since_s: float) -> None:
         for job_slot in self._core.slots.living():
