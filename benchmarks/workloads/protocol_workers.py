@@ -17,8 +17,8 @@ from nfdt.core.wire import workers_pb2_grpc
 from nfdt.model.training.merge import encode_arrays
 
 OPTIONS = (  # those of a real worker's channel
-    ("grpc.keepalive_time_ms", 2000),
-    ("grpc.keepalive_timeout_ms", 6000),
+    ("grpc.keepalive_time_ms", 4000),
+    ("grpc.keepalive_timeout_ms", 4000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.use_local_subchannel_pool", 1),
@@ -135,8 +135,12 @@ class ProtocolWorker:
             try:
                 reply = await self._stub.Next(request, metadata=self._metadata, timeout=TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
-                self._counts.failures.append(f"Next: {error.code().name} {error.details()}")
-                return
+                if error.code() != grpc.StatusCode.UNAVAILABLE:
+                    self._counts.failures.append(f"Next: {error.code().name} {error.details()}")
+                    return
+                call -= 1  # it is repeated
+                await asyncio.sleep(RETRY_S)
+                continue
             kind = reply.WhichOneof("instruction")
             if kind != "wait":
                 self._counts.calls += 1

@@ -16,7 +16,7 @@ SlotChoice = Callable[[Sequence["PoolSlot"], int], Sequence["PoolSlot"]]
 """Chooses from the free slots, in order of registration, at most a number of them."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class PoolSlot:
     """One registered process. Only the :class:`~nfdt.jobserver.slot_pool.SlotPool` changes it.
 
