@@ -129,8 +129,8 @@ def measure(report: Report, workers: int, *, idle_s: float, lease_s: float) -> N
         before = server.memory_info().rss
         fit = {"epochs": 1, "batch_size": BATCH, "shuffle": False}
         spec = client.spec(workers=workers, samples=BATCH * TASKS, fit=fit)
-        began = time.perf_counter()
-        pipes = []
+        began, times = time.perf_counter(), server.cpu_times()
+        pipes, used_s = [], times.user + times.system
         for start in range(0, workers, PER_PROCESS):
             numbers = range(start, min(start + PER_PROCESS, workers))
             process = stack.enter_context(started(attend, address, token, numbers, VERSIONS, STEP_S))
@@ -138,6 +138,7 @@ def measure(report: Report, workers: int, *, idle_s: float, lease_s: float) -> N
         running = Running(server, client, pipes)
         until(lambda: running.counts().attending >= workers)
         report.add(case, "attending", "s until all attend", time.perf_counter() - began)
+        report.add(case, "attending", "s of processor until then", running.processor_s() - used_s)
         time.sleep(2.0)
         report.add(case, "attending", "% of a core, idle", share_of_a_core(running, idle_s))
         report.add(case, "attending", "kB of a worker", (server.memory_info().rss - before) / workers / 1000)

@@ -17,8 +17,8 @@ from nfdt.core.wire import workers_pb2_grpc
 from nfdt.model.training.merge import encode_arrays
 
 OPTIONS = (  # those of a real worker's channel
-    ("grpc.keepalive_time_ms", 4000),
-    ("grpc.keepalive_timeout_ms", 4000),
+    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.keepalive_timeout_ms", 6000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.use_local_subchannel_pool", 1),
@@ -27,7 +27,9 @@ OPTIONS = (  # those of a real worker's channel
 WAIT_S = 20.0
 TIMEOUT_S = 120.0
 RETRY_S = 0.5
-AT_ONCE, AT_ONCE_S = 16, 0.05  # workers that begin together, and the seconds until the next
+EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED)  # of connections
+AT_ONCE = 12  # workers of a process that connect together: a server takes few strangers from one address
 SUMMARY = '{"logs": {"loss": 1.0}, "val_logs": null, "decision": null}'
 
 
@@ -60,11 +62,20 @@ class ProtocolWorker:
         versions: Versions of packages that it reports.
         step_s: Seconds that it claims for each step; it takes none.
         counts: Counts of all workers of this process.
+        connecting: Limits the workers that connect at the same time.
     """
 
     def __init__(
-        self, number: int, address: str, token: str, versions: dict[str, str], step_s: float, counts: Counts
+        self,
+        number: int,
+        address: str,
+        token: str,
+        versions: dict[str, str],
+        step_s: float,
+        counts: Counts,
+        connecting: asyncio.Semaphore,
     ) -> None:
+        self._connecting = connecting
         self._number, self._versions, self._step_s, self._counts = number, versions, step_s, counts
         self._metadata = (("authorization", f"Bearer {token}"),)
         self._channel = grpc.aio.insecure_channel(address, OPTIONS)
@@ -72,6 +83,7 @@ class ProtocolWorker:
         self._to_send: asyncio.Queue[pb.SlotMessage] = asyncio.Queue()
         self._every_s, self._sent, self._received = 2.0, 0, 0
         self._training: asyncio.Task[None] | None = None
+        self._known = False
 
     async def run(self) -> None:
         """Attend until the server ends the stream; a connection that fails is opened again."""
@@ -84,19 +96,22 @@ class ProtocolWorker:
     async def _attends(self) -> bool:
         """Attend once; return whether the server has ended the stream."""
         try:
-            async for assignment in self._stub.Attend(self._messages(), metadata=self._metadata):
+            async with self._connecting:
+                stream = self._stub.Attend(self._messages(), metadata=self._metadata)
+                welcome = await stream.read()
+            self._counts.attending += welcome is not EOF and not self._known
+            self._known = True
+            while (assignment := await stream.read()) is not EOF:
                 self._received = assignment.number or self._received
                 kind = assignment.WhichOneof("assignment")
-                if kind == "welcome":
-                    self._counts.attending += not assignment.welcome.resumed
-                elif kind == "heartbeat":
+                if kind == "heartbeat":
                     self._every_s = assignment.heartbeat.every_s or self._every_s
                 elif kind == "worker":
                     self._training = asyncio.create_task(self._train(assignment.worker))
                 elif kind == "dismiss":
                     break
         except grpc.aio.AioRpcError as error:
-            if error.code() != grpc.StatusCode.UNAVAILABLE:
+            if error.code() not in BROKEN:
                 self._counts.failures.append(f"Attend: {error.code().name} {error.details()}")
             return False
         return True
@@ -104,6 +119,7 @@ class ProtocolWorker:
     async def _messages(self) -> AsyncIterator[pb.SlotMessage]:
         n = self._number
         yield pb.SlotMessage(
+            received=self._received,
             hello=pb.SlotHello(
                 name=f"protocol-{n}",
                 host=f"host-{n // 8}",
@@ -114,7 +130,7 @@ class ProtocolWorker:
                 boot_id=f"boot-{n // 8}",
                 key=f"key-{n}",
                 patience_s=60.0,
-            )
+            ),
         )
         while True:
             try:
@@ -135,7 +151,7 @@ class ProtocolWorker:
             try:
                 reply = await self._stub.Next(request, metadata=self._metadata, timeout=TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
-                if error.code() != grpc.StatusCode.UNAVAILABLE:
+                if error.code() not in BROKEN:
                     self._counts.failures.append(f"Next: {error.code().name} {error.details()}")
                     return
                 call -= 1  # it is repeated
@@ -184,11 +200,6 @@ async def _attend(
         pipe.send(counts)
 
     loop.add_reader(pipe.fileno(), answer)
-    workers = []
-    for number in numbers:
-        worker = ProtocolWorker(number, address, token, versions, step_s, counts)
-        workers.append(asyncio.create_task(worker.run()))
-        if len(workers) % AT_ONCE == 0:
-            await asyncio.sleep(AT_ONCE_S)
-    await asyncio.gather(*workers)
+    more = address, token, versions, step_s, counts, asyncio.Semaphore(AT_ONCE)
+    await asyncio.gather(*(ProtocolWorker(number, *more).run() for number in numbers))
     await loop.create_future()

@@ -104,8 +104,7 @@ def open_channel(
     """
     host, _ = split_address(address)
     options = [
-        # A cut connection is noticed within 8 s; more pings would cost a server of thousands too much.
-        *_options(max_message_bytes, 4.0, 4.0),
+        *_options(max_message_bytes, 2.0, 6.0),  # a cut connection is opened again within seconds
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 5_000),  # limit of an attempt
