@@ -20,6 +20,7 @@ from benchmarks.peers.processes import PeerFailed, run_together, tensorflow_clus
 from benchmarks.reports.report import Report, Row
 from benchmarks.run import (
     accuracy,
+    control,
     forecast,
     hetero,
     hfdt,
@@ -57,6 +58,17 @@ def written(report: Report, folder: Path) -> dict:
 
 def peers_of(got: dict) -> set[str]:
     return {row["peer"] for row in got["rows"]}
+
+
+def test_control_measures_workers_that_only_speak_the_protocol(tmp_path, capsys):
+    report = Report("control", [])
+    control.measure(report, 20, idle_s=0.2, lease_s=0.5)
+    got = written(report, tmp_path)
+    assert got.get("notes", []) == []
+    values = {row["unit"]: row["value"] for row in got["rows"]}
+    assert values["threads of the server"] < 20 + 20, "each worker has a thread"
+    assert values["leases/s"] > 0
+    assert values["leases per s of processor"] > 0
 
 
 @pytest.mark.long

@@ -43,6 +43,7 @@ from nfdt.core.work.instructions import (
 )
 from nfdt.planning.cost_model import PlanChoice
 from nfdt.schedulers.batch_policies import LocalSizes
+from nfdt.schedulers.task_policies import make_task_policy
 
 SUSPECTED_AFTER = 1.15  # intervals between two signs of life
 
@@ -83,6 +84,7 @@ class Coordinator(EpochSequence):
         decisions = Decisions(spec, policy, sizes)
         super().__init__(planner, members, decisions, merger or StateMerger(), gate, effects, clock)
         self.recovery = Recovery(self, planner, members, effects, clock)
+        self._alike = make_task_policy(spec.algorithm.tasks).waiters_alike(policy.facts.waiters_alike)
 
     @property
     def standing(self) -> bool:
@@ -307,6 +309,16 @@ class Coordinator(EpochSequence):
     def drain(self) -> list[Effect]:
         """Return the effects since the last call, in order."""
         return self._effects.drain()
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether :meth:`drain` would return any effect."""
+        return bool(self._effects)
+
+    @property
+    def wait_alike(self) -> bool:
+        """Whether either all waiting workers may continue or none."""
+        return self.handed_out or (self._alike and self.phase == "train")
 
     @property
     def handed_out(self) -> bool:

@@ -18,9 +18,16 @@ from nfdt.schedulers.task_policies import DynamicTasks, EpochView, TaskPolicy, m
 from nfdt.schedulers.throughput import Speeds, StepTime, lease_size
 
 LEASE_S = 0.2
+LEASES_PER_S = 1000  # of all workers together: with more of them, leases last longer
+MOST_TASKS = 64  # of a lease that lasts LEASE_S
 AHEAD_STEPS = 2  # steps of a worker that must be left after its lease, if it requests the next one early
 REPORT_EVERY_S = 1.0
 CHANGED = 0.1  # a speed that changed by a smaller fraction is not reported again
+
+
+def lease_s(workers: int) -> float:
+    """Return the seconds for which a job of so many workers leases tasks at once, unless its tail is divided."""
+    return max(LEASE_S, workers / LEASES_PER_S)
 
 
 def batch_sizes(spec: JobSpec) -> LocalSizes | None:
@@ -162,15 +169,19 @@ class LeaseSizer:
             size = self._policy.lease_limit or 1
         else:
             # Sources read ahead within a lease; what exceeds the time limit is returned and leased again.
-            target_s = LEASE_S if self._spec.train.sized else 2 * LEASE_S
-            size = lease_size(book.remaining, len(members), self._tracker.step_s(member.name), target_s=target_s)
+            target_s = lease_s(len(members)) * (1 if self._spec.train.sized else 2)
+            size = self._fitting(member, members, book.remaining, target_s)
         reference, total = self._spec.fit.batch_size, self._total_speed(members)
         view = EpochView(members, book, self._tracker.speeds, self._tracker.size_of, reference, now, total)
         return self._tasks.limit(size, member, view)
 
     def size_of_rest(self, member: Member, members: Sequence[Member], rest: int) -> int:
         """Return the number of tasks that the worker gets of the ``rest`` of an epoch, which others compute, too."""
-        return lease_size(rest, len(members), self._tracker.step_s(member.name), target_s=LEASE_S)
+        return self._fitting(member, members, rest, lease_s(len(members)))
+
+    def _fitting(self, member: Member, members: Sequence[Member], rest: int, target_s: float) -> int:
+        most = round(MOST_TASKS * max(1.0, target_s / (2 * LEASE_S)))
+        return lease_size(rest, len(members), self._tracker.step_s(member.name), target_s=target_s, most=most)
 
     def looks_ahead(self, member: Member, steps: int, book: LeaseBook) -> bool:
         """Whether the worker requests its next lease before the last of ``steps`` leased steps ends.

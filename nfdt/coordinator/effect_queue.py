@@ -57,6 +57,10 @@ class EffectQueue:
         if since_s is not None and waiting_for != ("client",):
             self.emit("stalled", waiting_for=list(waiting_for), since_s=since_s)
 
+    def __bool__(self) -> bool:
+        """Return whether there are effects."""
+        return bool(self._effects)
+
     def drain(self) -> list[Effect]:
         """Return all effects since the last call."""
         effects, self._effects = self._effects, []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 LATE_S = 1.0  # least time after which a worker that was to be done is late
@@ -43,9 +44,11 @@ class Member:
 
     def is_late(self, expected_s: float | None, now: float) -> bool:
         """Whether others may take the tasks that it holds, which were expected to take so long; None: unknown."""
-        return self.suspected or (
-            expected_s is not None and now - self.leased_at > expected_s + max(expected_s, LATE_S)
-        )
+        return self.suspected or now > self.late_at(expected_s)
+
+    def late_at(self, expected_s: float | None) -> float:
+        """Return the time after which it is late, unless it is suspected before."""
+        return math.inf if expected_s is None else self.leased_at + expected_s + max(expected_s, LATE_S)
 
 
 class Membership:
@@ -59,6 +62,7 @@ class Membership:
         self.alone_since: float | None = now
         self.first_joined_at: float | None = None
         self.last_loss = ""
+        self.missing = 0  # rises with each worker that leaves or is suspected
 
     def __len__(self) -> int:
         return len(self._members)
@@ -82,6 +86,7 @@ class Membership:
         if member is None:
             return None
         self._ready = None
+        self.missing += 1
         self._ready_count -= member.ready
         self.last_loss = f"{worker}: {reason}"
         self._wanted = max(1, self._wanted - 1)
@@ -123,7 +128,9 @@ class Membership:
     def suspect(self, now: float, limit_s: float) -> None:
         """Suspect the members that give signs of life, the last of them longer ago than ``limit_s``."""
         for member in self._members.values():
-            member.suspected = member.heard_at is not None and now - member.heard_at > limit_s
+            suspected = member.heard_at is not None and now - member.heard_at > limit_s
+            self.missing += suspected and not member.suspected
+            member.suspected = suspected
 
     def failure(self, now: float, start_timeout_s: float) -> str | None:
         """Return the reason why the job fails if it has had no workers for too long, else None."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
-from nfdt.coordinator.decisions import Decisions
-from nfdt.coordinator.membership import Member, Membership
+from nfdt.coordinator.decisions import Decisions, lease_s
+from nfdt.coordinator.membership import LATE_S, Member, Membership
 from nfdt.coordinator.progress import RunningLogs
 from nfdt.core.work.instructions import BeginEpoch, Instruction, Report, TaskTime, Wait, Work
 from nfdt.core.work.tasks import Task
 from nfdt.schedulers.leases import LeaseBook
 
-LEASE_BUDGET_S = 0.25  # seconds, slightly more than the target of a lease
+BUDGET = 1.25  # of a lease, in times of its target
 
 
 class Gate:
@@ -121,6 +122,7 @@ class TrainingPhase:
         self._ranks = ranks
         self._untrained = b""  # state that replaces the workers' own
         self._given = set[str]()  # the workers that have it
+        self._late_from, self._missing = -math.inf, -1  # nobody is late before, while so many are lost or suspected
         self._divided = not gate.open  # a reserved share could keep all other workers from a permitted step
         self._divide()
 
@@ -156,7 +158,7 @@ class TrainingPhase:
     def _back_up(self, member: Member, now: float) -> tuple[Task, ...]:
         """Lease the tasks of late workers to one that has nothing left."""
         leases, worker = self._decisions.leases, member.name
-        if not (leases.backs_up and self.gate.open) or member.in_flight or not self.book.leased:
+        if not (leases.backs_up and self.gate.open) or member.in_flight:
             return ()
         late = self._late(now)
         for name in late:
@@ -170,14 +172,26 @@ class TrainingPhase:
         return tasks
 
     def _late(self, now: float) -> frozenset[str]:
-        """Return the workers whose tasks others may take: those that are overdue, or give no sign of life."""
-        late = set()
+        """Return the workers whose tasks others may take: those that are overdue, or give no sign of life.
+
+        All holders are looked at only if one of them may be late by now: each worker without tasks asks for it.
+        """
+        if now < self._late_from and self._missing == self._members.missing:
+            return frozenset()
+        late, soonest = set(), now + LATE_S  # a lease that is granted later is late no sooner
         for name in self.book.holders():
-            member, step_s = self._members.get(name), self._decisions.speeds.step_s(name)
-            expected_s = None if step_s is None else step_s * len(self.book.held(name))
-            if member is None or member.is_late(expected_s, now):
+            member = self._members.get(name)
+            if member is None or member.is_late(self._expected_s(name), now):
                 late.add(name)
+            else:
+                soonest = min(soonest, member.late_at(self._expected_s(name)))
+        self._late_from, self._missing = now if late else soonest, self._members.missing
         return frozenset(late)
+
+    def _expected_s(self, worker: str) -> float | None:
+        """Return the expected seconds of the tasks that a worker holds; None: unknown."""
+        step_s = self._decisions.speeds.step_s(worker)
+        return None if step_s is None else step_s * len(self.book.held(worker))
 
     def look(self, now: float, members: Membership) -> Sequence[str]:
         """Return no worker: one that has nothing left asks for the tasks of late ones."""
@@ -208,7 +222,8 @@ class TrainingPhase:
         # A request ahead commits to a step that the client may not have permitted yet.
         ahead = self.gate.open and self._decisions.leases.looks_ahead(member, len(tasks), self.book)
         overlap = self._decisions.plan.overlap
-        return Work(self._begin.epoch, tasks, LEASE_BUDGET_S, overlap, untrained, *member.pulls, look_ahead=ahead)
+        budget_s = BUDGET * lease_s(len(self._members.ready()))
+        return Work(self._begin.epoch, tasks, budget_s, overlap, untrained, *member.pulls, look_ahead=ahead)
 
     def replaced(self, untrained: bytes) -> None:
         """Replace the state of every worker while the epoch is paused."""
@@ -228,6 +243,7 @@ class TrainingPhase:
             self._given.add(member.name)
         if tasks or report.in_flight:
             self.book.give_back(member.name, begun=report.in_flight)
+            self._late_from = min(self._late_from, member.late_at(self._expected_s(name)))  # it holds fewer tasks
         if not tasks:
             return False
         self._policy.finished(member.name, len(tasks))

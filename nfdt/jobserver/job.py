@@ -18,6 +18,7 @@ from nfdt.jobserver.job_slot import ShardState
 from nfdt.jobserver.mailbox import POLL_S, ServerStopping
 from nfdt.jobserver.outcome import JobOutcome, PartLost, outcome_of
 from nfdt.jobserver.training_loop import TrainingLoop
+from nfdt.jobserver.waiting_calls import WaitingCalls
 from nfdt.jobserver.worker_calls import SlotEvents, WorkerCalls
 
 _log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class Job:
         self.mailbox, self.job_log = self.core.mailbox, self.core.job_log
         self.core.slots.listen(SlotEvents(self.core).receive)
         self.workers = WorkerCalls(self.core)
+        self.calls = WaitingCalls(self.core, self.workers)
         self.clients = ClientRequests(self.core)
         self.feed = ClientFeed(self.core)
         self.thread = threading.Thread(target=self._run, name=job_id, daemon=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.channel import LOOPBACK
+from nfdt.core.work import instructions as ins
 from nfdt.jobserver.pool_slot import PoolSlot
 
 
@@ -28,6 +29,22 @@ class ShardState:
         return {name for name in (self.state, self.records) if name}
 
 
+class Answer(NamedTuple):
+    """Answer to a call of Next, as it is before it is encoded.
+
+    Attributes:
+        instruction: The instruction.
+        job_slot: Position of the worker; None: it has none.
+        share: Share of a group in the epoch that begins; None: the instruction has it, or there is none.
+        key: Key of the shards, for the tickets of tasks.
+    """
+
+    instruction: ins.Instruction
+    job_slot: JobSlot | None = None
+    share: pb.GroupShare | None = None
+    key: str = ""
+
+
 @dataclass
 class JobSlot:
     """Position of one slot in the job.
@@ -44,7 +61,7 @@ class JobSlot:
         failing_over: Whether the process is lost, and another one will take this position.
         report: Last statistics of the worker.
         call: Number of its last call of Next.
-        reply: Answer to that call, once there is one.
+        answer: Answer to that call, once there is one.
         long_replies: Number of answers that were too long for a message.
         long_reply: The last of them, encoded.
     """
@@ -60,7 +77,7 @@ class JobSlot:
     failing_over: bool = False
     report: dict[str, Any] = field(default_factory=dict)
     call: int = 0
-    reply: pb.NextReply | None = None
+    answer: Answer | None = None
     long_replies: int = 0
     long_reply: bytes = b""
 

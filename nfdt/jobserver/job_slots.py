@@ -69,6 +69,7 @@ class JobSlots:
         self._portable = portable
         self.token = self.shard_key = token
         self._user = SlotUser(job_id, session or job_id, spec.code, cluster=spec.cluster)
+        self._encoded: tuple[JobSpec | None, str] = (None, "")
         self._joined = 0
         self._quick_deaths = 0
         self._newcomers = 0  # number of the first worker that joined after the first of these deaths
@@ -198,11 +199,18 @@ class JobSlots:
         """Return the position of a slot in the job, or None."""
         return next((job_slot for job_slot in (*self.shards, *self.workers.values()) if job_slot.slot is slot), None)
 
+    @property
+    def _spec_json(self) -> str:
+        """The specification, encoded once for all slots."""
+        if self._encoded[0] is not self.spec:
+            self._encoded = self.spec, self.spec.model_dump_json()
+        return self._encoded[1]
+
     def start_shard(self, job_slot: JobSlot) -> None:
         """Assign a shard to a slot."""
         message = pb.ShardAssignment(
             job_id=self.job_id,
-            spec_json=self.spec.model_dump_json(),
+            spec_json=self._spec_json,
             index=job_slot.index,
             shards=len(self.shards),
             artifact_dir=self.artifact_dir(job_slot.slot),
@@ -222,7 +230,7 @@ class JobSlots:
         job_slot.started_at = self.server.clock.now()
         message = pb.WorkerAssignment(
             job_id=self.job_id,
-            spec_json=self.spec.model_dump_json(),
+            spec_json=self._spec_json,
             worker=job_slot.name,
             index=job_slot.index,
             shards=[shard.address for shard in self.shards],

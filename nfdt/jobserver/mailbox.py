@@ -48,8 +48,32 @@ class Mailbox:
         self._timers: list[Timer] = []
         self.cause: BaseException | None = None
         self._blame_until: float | None = None
+        self._listeners: list[Callable[[], None]] = []
 
     # ---- messages
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call a function after each message; it asks its questions elsewhere."""
+        self._listeners.append(listener)
+
+    def _notify(self) -> None:
+        self._changed.notify_all()
+        for listener in self._listeners:
+            listener()
+
+    def attempt(self, message: Callable[[], bool]) -> bool:
+        """Handle a message, unless another one is being handled at the moment; return whether it was handled.
+
+        All questions are asked again if the message returns True: what it has changed is of interest to others.
+        """
+        if not self._changed.acquire(blocking=False):
+            return False
+        try:
+            if message():
+                self._notify()
+        finally:
+            self._changed.release()
+        return True
 
     def handle(self, message: Callable[[], Answer]) -> Answer:
         """Handle a message; then all questions are asked again."""
@@ -57,7 +81,7 @@ class Mailbox:
             try:
                 return message()
             finally:
-                self._changed.notify_all()
+                self._notify()
 
     def read(self, question: Callable[[], Answer]) -> Answer:
         """Return the answer to a question that changes nothing of interest to others."""
@@ -146,7 +170,7 @@ class Mailbox:
                 return
             self.cause = cause
             self._blame_until = self._clock.now() + CAUSE_WAIT_S if vague else None
-            self._changed.notify_all()
+            self._notify()
 
     def check(self) -> None:
         """Raise the cause, if there is one and no better one is expected."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import gc
 import json
 import logging
 import os
@@ -52,7 +53,9 @@ _log = logging.getLogger(__name__)
 
 GRACE_S = 2.0
 PARENT_POLL_S = 1.0  # interval of checks of the parent process
-MAX_THREADS = 4096
+MAX_THREADS = 4096  # of calls that are no coroutines
+MAX_CALLS = 2**16
+COLLECT = 20_000, 20, 50  # thresholds of the garbage collector: each full collection visits all slots
 
 
 @dataclass
@@ -124,6 +127,7 @@ def _bind(options: ServerOptions, holders: Holders) -> tuple[grpc.Server, str, s
         client_ca=options.client_ca,
         insecure=options.insecure,
         max_threads=MAX_THREADS,
+        most_calls=MAX_CALLS,
     )
     host, _ = split_address(address)
     if is_loopback(host) and not options.tls_cert:
@@ -282,6 +286,7 @@ def _remove_files(arguments: argparse.Namespace, parent: Parent) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``python -m nfdt.jobserver.main``, which prints one JSON line with the address when it serves."""
     note_start("job server", "has imported")
+    gc.set_threshold(*COLLECT)
     arguments, parent = _parse(argv), Parent()
     logging.basicConfig(
         level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr

@@ -16,7 +16,7 @@ SlotChoice = Callable[[Sequence["PoolSlot"], int], Sequence["PoolSlot"]]
 """Chooses from the free slots, in order of registration, at most a number of them."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class PoolSlot:
     """One registered process. Only the :class:`~nfdt.jobserver.slot_pool.SlotPool` changes it.
 
@@ -34,8 +34,10 @@ class PoolSlot:
         stream: Number of its current stream.
         away: Whether that stream broke and the process may still resume it.
         received: Number of its last message.
-        heartbeat_s: Seconds between its heartbeats.
-        lost_s: Seconds without a message after which it is lost.
+        heartbeat_s: Seconds between its heartbeats that its job requests.
+        lost_s: Seconds without a message after which it is lost, if its heartbeats come as its job requests.
+        every_s: Seconds between its heartbeats; more than ``heartbeat_s`` on a server with many slots.
+        told: Whether the server has sent it that interval.
         heard_at: Time of its last message, on the pool's clock.
         beats: Whether it sends heartbeats; the silence of others means nothing.
         silence: Why it was removed, if that was for its silence.
@@ -55,6 +57,8 @@ class PoolSlot:
     received: int = 0
     heartbeat_s: float = ClusterSpec().heartbeat_s
     lost_s: float = ClusterSpec().lost_s
+    every_s: float = ClusterSpec().heartbeat_s
+    told: bool = False
     heard_at: float = 0.0
     beats: bool = False
     silence: str = ""
@@ -68,6 +72,11 @@ class PoolSlot:
     def versions(self) -> Mapping[str, str]:
         """Versions of Python, Keras and TensorFlow in the process."""
         return dict(self.hello.versions)
+
+    @property
+    def stretch(self) -> float:
+        """How many times longer than its job requests it waits between two heartbeats; 1 on a server with few slots."""
+        return max(1.0, self.every_s / self.heartbeat_s)
 
     def send(self, assignment: pb.Assignment) -> None:
         """Send an assignment to the process."""

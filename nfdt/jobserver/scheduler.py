@@ -34,6 +34,7 @@ from nfdt.schedulers.job_queue import QueuedJob, Quota, expected_starts, fair_or
 
 _log = logging.getLogger(__name__)
 
+REST = 4  # pause after a look at the queue, in times of its duration
 DISPATCH_POLL_S = 0.5  # polling interval of the dispatcher without changes
 STOP_TIMEOUT_S = 10.0  # limit for each thread when the server stops
 PASSED_AFTER_S = 10.0  # time without enough registered slots after which later jobs may pass a waiting one
@@ -254,12 +255,14 @@ class Scheduler:
 
     def _dispatch(self) -> None:
         while not self._stopping:
+            began = time.monotonic()
             try:
                 self._server.pool.remove_silent()
                 if self._serve_one():
                     continue
             except Exception:  # other jobs continue
                 _log.exception("the scheduler goes on")
+            time.sleep(REST * (time.monotonic() - began))  # thousands of slots may register one after the other
             self._server.pool.wait(DISPATCH_POLL_S)
 
     def _serve_one(self) -> bool:

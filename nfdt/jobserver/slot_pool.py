@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections import Counter
@@ -16,9 +17,11 @@ from nfdt.jobserver.pool_slot import JoinedSlot, PoolSlot, SlotChoice, SlotUser
 
 _log = logging.getLogger(__name__)
 
-MAX_SLOTS = 8192
+MAX_SLOTS = 20_000
 MAX_NAME = 200
 RETURN_POLL_S = 0.1  # interval of checks of a process whose stream broke
+BEATS_PER_S = 256  # heartbeats that a server receives from all slots together: they cost it some percent of a core
+REST = 4  # heartbeats of a slot for each of the server's, which only confirm the interval
 
 
 class SlotPool:
@@ -36,7 +39,8 @@ class SlotPool:
         self._lives, self._clock = lives, clock or AwakeClock()
         self.demand = 0
         self._changed = threading.Condition()
-        self._slots: list[PoolSlot] = []
+        self._slots: dict[PoolSlot, None] = {}  # in order of registration
+        self._keys: dict[str, PoolSlot] = {}
         self._reserved: dict[str, int] = {}
 
     def join(self, hello: pb.SlotHello, received: int = 0) -> JoinedSlot:
@@ -54,12 +58,14 @@ class SlotPool:
         if not (seconds := hello.patience_s) >= 0:  # not for NaN either
             raise ProtocolError(f"Slot {hello.name}: expected a patience of at least 0 s. Received: {seconds}.")
         with self._changed:
-            found = next((slot for slot in self._slots if hello.key and slot.hello.key == hello.key), None)
+            found = self._keys.get(hello.key) if hello.key else None
             if found is None and len(self._slots) >= MAX_SLOTS:
                 raise ProtocolError(f"Slots: expected at most {MAX_SLOTS}.")
             slot = found or PoolSlot(hello)
             if found is None:
-                self._slots.append(slot)
+                self._slots[slot] = None
+                if hello.key:
+                    self._keys[hello.key] = slot
             slot.to_send.acknowledge(received)
             slot.stream, slot.away, slot.heard_at = slot.to_send.open(), False, self._clock.now()
             self._changed.notify_all()
@@ -83,27 +89,64 @@ class SlotPool:
         It has the time of its patience, and no more than its silence may last.
         """
         self.broke(slot, stream)
-        with self._changed:
-            deadline = self._clock.now() + min(slot.hello.patience_s, slot.lost_s)
-            while slot in self._slots and slot.stream == stream:
-                left = deadline - self._clock.now()
-                if left <= 0 or slot.dismissed or not self._lives(slot.hello):
-                    break
-                self._changed.wait(min(left, RETURN_POLL_S))
+        deadline = self._clock.now() + min(slot.hello.patience_s, slot.lost_s)
+        while (left := self._awaited_s(slot, stream, deadline)) > 0:
+            self.wait(min(left, RETURN_POLL_S))
         self.leave(slot, stream)
 
+    async def lose_on_loop(self, slot: PoolSlot, stream: int) -> None:
+        """The same as :meth:`lose`; it waits on the event loop."""
+        self.broke(slot, stream)
+        deadline = self._clock.now() + min(slot.hello.patience_s, slot.lost_s)
+        while (left := self._awaited_s(slot, stream, deadline)) > 0:
+            await asyncio.sleep(min(left, RETURN_POLL_S))
+        self.leave(slot, stream)
+
+    def _awaited_s(self, slot: PoolSlot, stream: int, deadline: float) -> float:
+        """Return the seconds for which the return of a slot is awaited; 0: it is back, or will not come."""
+        with self._changed:
+            if slot not in self._slots or slot.stream != stream or slot.dismissed or not self._lives(slot.hello):
+                return 0.0
+            return max(0.0, deadline - self._clock.now())
+
+    def interval_s(self, heartbeat_s: float) -> float:
+        """Return the seconds between two heartbeats of a slot whose job requests ``heartbeat_s``.
+
+        On a server with many slots they are doubled until all slots together send no more than BEATS_PER_S.
+        """
+        least_s = len(self._slots) / BEATS_PER_S
+        while heartbeat_s < least_s:
+            heartbeat_s *= 2
+        return heartbeat_s
+
+    def beat(self, slot: PoolSlot) -> pb.Assignment:
+        """Return the server's heartbeat, which states the interval of the slot's own from now on."""
+        if slot.every_s != (every_s := self.interval_s(slot.heartbeat_s)):
+            slot.every_s, slot.heard_at = every_s, self._clock.now()
+        slot.told = True
+        return pb.Assignment(heartbeat=pb.Heartbeat(every_s=every_s), received=slot.received)
+
+    def beat_in_s(self, slot: PoolSlot) -> float:
+        """Return the seconds from a message of the server to its next heartbeat."""
+        known = slot.told and slot.every_s == self.interval_s(slot.heartbeat_s)
+        return REST * slot.every_s if known else slot.heartbeat_s
+
     def silent_s(self, slot: PoolSlot) -> float | None:
-        """Return the seconds since the last message of a slot; None if it sends no heartbeats."""
-        return self._clock.now() - slot.heard_at if slot.beats else None
+        """Return the seconds since the last message of a slot; None if it sends no heartbeats.
+
+        They are divided by :attr:`PoolSlot.stretch`, as if its heartbeats came as often as its job requests.
+        """
+        return (self._clock.now() - slot.heard_at) / slot.stretch if slot.beats else None
 
     def remove_silent(self) -> None:
         """Remove the slots that are silent for too long; called often."""
         with self._changed:
             now = self._clock.now()
-            silent = [slot for slot in self._slots if slot.beats and now - slot.heard_at > slot.lost_s]
+            silent = [s for s in self._slots if s.beats and now - s.heard_at > s.lost_s * s.stretch]
         for slot in silent:
+            limit_s = slot.lost_s * slot.stretch
             slot.silence = (
-                f"{slot.name} on {slot.hello.host} gave no sign of life for {slot.lost_s:g} s: its process, its "
+                f"{slot.name} on {slot.hello.host} gave no sign of life for {limit_s:g} s: its process, its "
                 "machine or its network stands still"
             )
             self.leave(slot)
@@ -120,7 +163,9 @@ class SlotPool:
         with self._changed:
             if slot not in self._slots or stream not in (None, slot.stream):
                 return
-            self._slots.remove(slot)
+            del self._slots[slot]
+            if self._keys.get(slot.hello.key) is slot:
+                del self._keys[slot.hello.key]
             slot.to_send.end()
             listener = None if slot.released else slot.listener
             slot.released = slot.dismissed = True
@@ -198,6 +243,8 @@ class SlotPool:
                 slot.assigned = slot.released = False
                 slot.session = user.session if user.code else slot.session
                 slot.heartbeat_s, slot.lost_s = user.cluster.heartbeat_s, user.cluster.lost_s
+                slot.every_s = self.interval_s(slot.heartbeat_s)
+                slot.told = False
                 slot.heard_at = self._clock.now()  # it has sent heartbeats at another interval
             return taken
 

@@ -18,6 +18,8 @@ from nfdt.model.program.state import dump_state_parts, load_state
 
 TICK_S = 0.25  # between two looks at the workers
 SUPERVISE_S = 1.0  # between two looks at everything else
+MOST_SUPERVISE_S = 5.0
+REST = 49  # pause between two looks at the workers, in times of the duration of a look
 LATE_S = 5.0  # pause between two ticks after which this server is assumed to have been suspended
 
 
@@ -36,6 +38,7 @@ class TrainingLoop(EffectHandler):
         self._results = JobResults(core, training)
         self._callbacks = DecisionHandler(core, training)
         self._ticked_at = self._clock.now() - TICK_S
+        self._tick_s, self._supervise_s = TICK_S, SUPERVISE_S  # more with thousands of workers
         self._supervised_at = self._ticked_at - SUPERVISE_S
         self._reviews = self._done = False
 
@@ -64,11 +67,16 @@ class TrainingLoop(EffectHandler):
         if self._done:
             return None
         since_s = self._clock.now() - self._ticked_at
-        if since_s < TICK_S or self._reviews:
-            return max(TICK_S - since_s, 0.0) or TICK_S
+        if since_s < self._tick_s or self._reviews:
+            return max(self._tick_s - since_s, 0.0) or TICK_S
         self._ticked_at += since_s
         self._mailbox.handle(lambda: self._tick(since_s))
-        return TICK_S
+        self._tick_s = self._rest(TICK_S, self._ticked_at, SUPERVISE_S)
+        return self._tick_s
+
+    def _rest(self, least_s: float, began: float, most_s: float) -> float:
+        """Return the seconds until the next look, which are more than ``least_s`` if one takes long."""
+        return min(max(least_s, REST * (self._clock.now() - began)), most_s)
 
     def _tick(self, since_s: float) -> None:
         for job_slot in self._core.slots.living():
@@ -77,9 +85,10 @@ class TrainingLoop(EffectHandler):
             # Their silence is explained: the stream of the slot broke, or this server was suspended.
             if job_slot.slot.away or since_s >= LATE_S:
                 self._coordinator.excuse(job_slot.name)
-        if self._ticked_at - self._supervised_at >= SUPERVISE_S:
+        if self._ticked_at - self._supervised_at >= self._supervise_s:
             self._supervised_at = self._ticked_at
             self._supervise()
+            self._supervise_s = self._rest(SUPERVISE_S, self._ticked_at, MOST_SUPERVISE_S)
         self._coordinator.tick()
 
     def _supervise(self) -> None:

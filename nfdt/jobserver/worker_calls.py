@@ -17,7 +17,7 @@ from nfdt.core.work import instructions as ins
 from nfdt.core.work.messages import read_move, to_reply, to_report
 from nfdt.jobserver.capacity import describe_need, model_bytes
 from nfdt.jobserver.job_core import JobCore
-from nfdt.jobserver.job_slot import JobSlot
+from nfdt.jobserver.job_slot import Answer, JobSlot
 from nfdt.jobserver.job_slots import QUICK_DEATHS, QUICK_S
 from nfdt.jobserver.outcome import PartLost, SlotError
 from nfdt.jobserver.pool_slot import PoolSlot, SlotMessageKind
@@ -35,7 +35,7 @@ TOO_QUICK = (
 
 
 class WorkerCalls:
-    """Handler of the workers' calls of Next, each on its own thread.
+    """Handler of the workers' calls of Next.
 
     Args:
         core: Core of the job.
@@ -45,9 +45,20 @@ class WorkerCalls:
         self._core, self._slots, self._mailbox = core, core.slots, core.mailbox
 
     def next(self, request: pb.NextRequest, alive: Callable[[], bool]) -> pb.NextReply:
-        """Process a worker's report and wait for its next instruction, up to the time in the request.
+        """Process a worker's report and wait, on this thread, for its next instruction, up to the time in the request.
 
         A call that is repeated because its reply was lost gets the same reply; its report counts once.
+
+        Raises:
+            AuthenticationFailed: The token belongs to another worker.
+        """
+        report = self.check(request)
+        self._mailbox.handle(lambda: self.receive(request, report))
+        answer = self._mailbox.wait(lambda: self.ask(request, alive), min(request.wait_s, MAX_WAIT_S))
+        return pb.NextReply.FromString(self.encode(answer or Answer(ins.Wait())))
+
+    def check(self, request: pb.NextRequest) -> ins.Report:
+        """Return the report of a call.
 
         Raises:
             AuthenticationFailed: The token belongs to another worker.
@@ -57,44 +68,65 @@ class WorkerCalls:
             outputs = request.evaluated.metrics  # they would fill the memory
             stored = self._core.store(lambda: self._core.server.artifacts.put(outputs))
             request.evaluated.metrics = stored.encode()
-        report = to_report(request)
-        self._mailbox.handle(lambda: self._receive(request, report))
-        reply = self._mailbox.wait(lambda: self._reply(request, alive), min(request.wait_s, MAX_WAIT_S))
-        return reply or to_reply(ins.Wait())
+        return to_report(request)
 
-    def _receive(self, request: pb.NextRequest, report: ins.Report) -> None:
+    def receive(self, request: pb.NextRequest, report: ins.Report) -> None:
+        """Process the report of a call, if it is new; a message."""
         job_slot = self._slots.workers.get(request.worker)
         if job_slot is not None and not 0 < request.call <= job_slot.call:
-            job_slot.call, job_slot.reply = request.call, None
+            job_slot.call, job_slot.answer = request.call, None
             self._record_statistics(job_slot, request.statistics_json)
             self._answer(job_slot, request, report)
 
-    def _reply(self, request: pb.NextRequest, alive: Callable[[], bool]) -> pb.NextReply | None:
+    def ask(self, request: pb.NextRequest, alive: Callable[[], bool] = lambda: True) -> Answer | None:
         """Return the answer to a call once there is one; Wait if a later call has replaced it, or nobody awaits it."""
         job_slot = self._slots.workers.get(request.worker)
         if job_slot is None:
-            return to_reply(ins.Leave("The job has ended."))
+            return Answer(ins.Leave("The job has ended."))
         if job_slot.call != request.call:
-            return to_reply(ins.Wait())
-        if job_slot.reply is None:
+            return Answer(ins.Wait())
+        if job_slot.answer is None:
             self._answer(job_slot, request, None)
-        if job_slot.reply is None and (not alive() or job_slot.slot.dismissed):
-            return to_reply(ins.Wait())
-        return job_slot.reply
+        if job_slot.answer is None and (not alive() or job_slot.slot.dismissed):
+            return Answer(ins.Wait())
+        return job_slot.answer
 
     def _answer(self, job_slot: JobSlot, request: pb.NextRequest, report: ins.Report | None) -> None:
         instruction = self._instruct(job_slot, request, report)
         if isinstance(instruction, ins.Wait):
             return
-        if isinstance(instruction, ins.Work):
+        begins = isinstance(instruction, ins.BeginEpoch)
+        share = self._core.topology.share(job_slot.name) if begins else None
+        job_slot.answer = Answer(instruction, job_slot, share, self._slots.shard_key)
+
+    def is_plain(self, answer: Answer | None) -> bool:
+        """Whether an answer is work, and nothing else has changed that others of a job on arrays wait for."""
+        training = self._core.training
+        if answer is None or training is None or self._core.spec.train.kind != "arrays":
+            return False
+        return isinstance(answer.instruction, ins.Work) and not training.coordinator.has_effects
+
+    def waits_as_others(self, request: pb.NextRequest) -> bool:
+        """Whether, as this call waits, all others that wait go on waiting."""
+        training, job_slot = self._core.training, self._slots.workers.get(request.worker)
+        admitted = job_slot is not None and job_slot.admitted and not job_slot.failing_over
+        return admitted and training is not None and training.coordinator.wait_alike
+
+    def encode(self, answer: Answer) -> bytes:
+        """Return an answer as the bytes of a NextReply; a long one as its number: the worker fetches it in chunks."""
+        instruction, job_slot = answer.instruction, answer.job_slot
+        if isinstance(instruction, ins.Work) and job_slot is not None:
             # A shard applies only pushes with a ticket of their task: a worker cannot push what it was not leased.
-            key, name = self._slots.shard_key.encode(), job_slot.name.encode()
+            key, name = answer.key.encode(), job_slot.name.encode()
             tasks = [replace(t, ticket=task_ticket(key, name, t.task, t.round, t.part)) for t in instruction.tasks]
             instruction = replace(instruction, tasks=tuple(tasks))
         reply = to_reply(instruction)
-        if reply.HasField("begin_epoch") and (share := self._core.topology.share(job_slot.name)) is not None:
-            reply.begin_epoch.share.CopyFrom(share)
-        job_slot.reply = _short(reply, job_slot)
+        if answer.share is not None:
+            reply.begin_epoch.share.CopyFrom(answer.share)
+        encoded = reply.SerializeToString()
+        if job_slot is None or (len(encoded) <= MESSAGE_BYTES and not job_slot.long_reply):
+            return encoded
+        return self._mailbox.read(lambda: _short(encoded, job_slot))
 
     def long_reply(self, request: pb.FetchReplyRequest) -> bytes:
         """Return the worker's answer with this number, encoded.
@@ -156,15 +188,15 @@ class WorkerCalls:
         job_slot.report = found or job_slot.report
 
 
-def _short(reply: pb.NextReply, job_slot: JobSlot) -> pb.NextReply:
-    """Return the answer, or in place of a long one its number: the worker fetches it in chunks."""
+def _short(encoded: bytes, job_slot: JobSlot) -> bytes:
+    """Return the answer, or in place of a long one its number."""
     job_slot.long_reply = b""
-    encoded = reply.SerializeToString()
     if len(encoded) <= MESSAGE_BYTES:
-        return reply
+        return encoded
     job_slot.long_replies += 1
     job_slot.long_reply = encoded
-    return pb.NextReply(long_reply=pb.LongReply(number=job_slot.long_replies, total_bytes=len(encoded)))
+    long_reply = pb.LongReply(number=job_slot.long_replies, total_bytes=len(encoded))
+    return pb.NextReply(long_reply=long_reply).SerializeToString()
 
 
 def parse_statistics(text: str) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any
 
 from nfdt.core.errors import NfdtError, PolicyRefused, ProtocolError, ServerUnreachable
@@ -32,39 +33,45 @@ class WorkersService(workers_pb2_grpc.WorkersServicer):
         self._pool, self._scheduler = server.pool, scheduler
         self._artifacts, self._worlds = server.artifacts, server.worlds
         self._now = server.store.now
+        self._losing: set[asyncio.Task[None]] = set()
 
     @answering
-    def Attend(self, request_iterator: Iterator[pb.SlotMessage], context: Any) -> Iterator[pb.Assignment]:
+    async def Attend(self, request_iterator: AsyncIterator[pb.SlotMessage], context: Any) -> None:
         """Serve a slot: send its assignments, receive its messages; the end of the stream is the end of the process."""
-        first = next(request_iterator, None)
+        first = await anext(request_iterator, None)
         if first is None or not first.HasField("hello"):
             raise ProtocolError("Attend: expected a hello first. Received something else.")
         joined = self._pool.join(first.hello, first.received)
         slot, stream = joined.slot, joined.stream
-        if not context.add_callback(lambda: self._pool.broke(slot, stream)):
+        listening = asyncio.create_task(self._listen(slot, stream, request_iterator))
+        try:
+            if first.hello.key:
+                await context.write(pb.Assignment(welcome=pb.Welcome(resumed=joined.resumed), received=slot.received))
+            heartbeat, pause_s = partial(self._pool.beat, slot), partial(self._pool.beat_in_s, slot)
+            async for assignment in slot.to_send.messages_on_loop(stream, heartbeat, pause_s):
+                await context.write(assignment)
+        finally:
+            listening.cancel()
             self._pool.broke(slot, stream)
-        arguments = (slot, stream, request_iterator)
-        threading.Thread(target=self._listen, args=arguments, name=slot.name, daemon=True).start()
-        if first.hello.key:
-            yield pb.Assignment(welcome=pb.Welcome(resumed=joined.resumed), received=slot.received)
-
-        def heartbeat() -> pb.Assignment:
-            return pb.Assignment(heartbeat=pb.Heartbeat(every_s=slot.heartbeat_s), received=slot.received)
-
-        yield from slot.to_send.messages(stream, heartbeat, lambda: slot.heartbeat_s)
+            losing = asyncio.create_task(self._pool.lose_on_loop(slot, stream))
+            self._losing.add(losing)
+            losing.add_done_callback(self._losing.discard)
         if slot.silence:  # the stream must not end as if the slot were dismissed: it may register again
             raise ServerUnreachable(f"{slot.silence}. It may register again.")
 
-    def _listen(self, slot: PoolSlot, stream: int, messages: Iterator[pb.SlotMessage]) -> None:
+    async def _listen(self, slot: PoolSlot, stream: int, messages: AsyncIterator[pb.SlotMessage]) -> None:
         try:
-            for message in messages:
-                self._pool.receive(slot, message)
+            async for message in messages:
+                if message.HasField("heartbeat"):
+                    self._pool.receive(slot, message)
+                else:  # a job handles it, which may take a while
+                    await asyncio.to_thread(self._pool.receive, slot, message)
         except NfdtError as error:
             _log.error("slot %s is sent away: %s", slot.name, error)
             self._pool.leave(slot, stream)
         except Exception as error:
             _log.info("slot %s: the stream broke (%s)", slot.name, type(error).__name__)
-        self._pool.lose(slot, stream)
+        self._pool.broke(slot, stream)
 
     @answering
     def Ended(self, request: pb.SlotEnded, context: Any) -> pb.SlotEndedReply:
@@ -73,18 +80,18 @@ class WorkersService(workers_pb2_grpc.WorkersServicer):
         return pb.SlotEndedReply()
 
     @answering
-    def Next(self, request: pb.NextRequest, context: Any) -> pb.NextReply:
-        """Process a worker's report and return its next instruction."""
+    async def Next(self, request: pb.NextRequest, context: Any) -> pb.NextReply | bytes:
+        """Process a worker's report and return its next instruction, which may be encoded."""
         job = self._scheduler.job_of(request.job_id)
-        if job is None:
-            return pb.NextReply(leave=pb.Leave(reason=f"Job {request.job_id} has ended."))
-        return job.workers.next(request, context.is_active)
+        return _ended(request) if job is None else await job.calls.next(request)
 
     @answering
     def NextLong(self, request_iterator: Iterator[pb.FetchChunk], context: Any) -> pb.NextReply:
         """Process a report that is too long for a message."""
         data = spooled(request_iterator, MAX_REPORT_BYTES, "Report")
-        return self.Next(pb.NextRequest.FromString(bytes(data)), context)
+        request = pb.NextRequest.FromString(bytes(data))
+        job = self._scheduler.job_of(request.job_id)
+        return _ended(request) if job is None else job.workers.next(request, context.is_active)
 
     @answering
     def FetchReply(self, request: pb.FetchReplyRequest, context: Any) -> Iterator[pb.FetchChunk]:
@@ -95,7 +102,7 @@ class WorkersService(workers_pb2_grpc.WorkersServicer):
             yield pb.FetchChunk(offset=part.start, total_bytes=len(data), data=bytes(data[part]))
 
     @answering
-    def ReadClock(self, request: pb.ClockRequest, context: Any) -> pb.ClockReply:
+    async def ReadClock(self, request: pb.ClockRequest, context: Any) -> pb.ClockReply:
         """Return this machine's time."""
         return pb.ClockReply(at=self._now())
 
@@ -128,3 +135,7 @@ class WorkersService(workers_pb2_grpc.WorkersServicer):
         )
         for offset, total, data in chunks:
             yield pb.FetchChunk(offset=offset, total_bytes=total, data=data)
+
+
+def _ended(request: pb.NextRequest) -> pb.NextReply:
+    return pb.NextReply(leave=pb.Leave(reason=f"Job {request.job_id} has ended."))

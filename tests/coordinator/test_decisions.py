@@ -60,6 +60,14 @@ def test_a_lease_is_one_task_until_the_worker_is_measured_and_a_fifth_of_a_secon
     assert lease(decisions_of(0.01, 0.05), 0, steps=12) == 3  # the rest is shared in small pieces
 
 
+def test_leases_of_thousands_of_workers_last_longer_so_that_few_are_requested_together():
+    crowd = [*members(), *(Member(f"worker-{index}", index, seen_at=0.0, ready=True) for index in range(2, 4000))]
+    assert lease(decisions_of(0.05), 0, steps=1_000_000, present=crowd) == 80  # 4 s: a thousand requests per second
+    assert lease(decisions_of(0.05), 0, steps=1_000_000, present=crowd[:200]) == 4
+    assert lease(decisions_of(0.001), 0, steps=100_000_000, present=crowd) == 640
+    assert lease(decisions_of(0.05), 0, steps=16_000, present=crowd) == 2  # the rest is shared in small pieces
+
+
 @pytest.mark.parametrize("preset", ["ssp", "n-softsync", "bsp"])
 def test_a_policy_limits_leases(preset):
     assert lease(decisions_of(0.01, 0.01, preset=preset), 0, steps=1000) == 1

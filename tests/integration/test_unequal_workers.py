@@ -111,7 +111,7 @@ def test_h_ps_loses_no_sample_though_a_worker_dies(digits):
 
 
 def test_leases_that_are_cut_short_lose_nothing(digits, monkeypatch):
-    monkeypatch.setattr(training, "LEASE_BUDGET_S", 1e-6)
+    monkeypatch.setattr(training, "BUDGET", 1e-6)
     outcome = run(digits, "asgd", step_ms=(), epochs=3)
     rest = 1797 % 16  # a report has the task of its lease, and that which the lease before left in flight
     assert {done.samples for done in outcome.done} <= {16, 32, rest, 16 + rest}

@@ -108,21 +108,31 @@ def test_a_worker_whose_connection_is_cut_goes_on_and_nothing_is_done_twice(clus
 @pytest.mark.parametrize("most", [MESSAGE_BYTES, 0], ids=["short", "long"])
 def test_a_call_whose_answer_was_lost_is_answered_again_and_counts_once(most, cluster, relay, monkeypatch):
     """Cut the connection whenever the server has answered: every third answer is lost."""
+    from nfdt.jobserver.waiting_calls import WaitingCalls
     from nfdt.jobserver.worker_calls import WorkerCalls
 
     monkeypatch.setattr("nfdt.jobserver.worker_calls.MESSAGE_BYTES", most)
     monkeypatch.setattr("nfdt.core.work.slot_connection.MESSAGE_BYTES", most)
-    real, calls = WorkerCalls.next, []
+    short, long, calls = WaitingCalls.next, WorkerCalls.next, []
 
-    def lose(run, request, alive):
-        reply = real(run, request, alive)
+    def note(request, reply):
         calls.append((request.call, reply.WhichOneof("instruction")))
         if len(calls) % 3 == 0 and len(calls) < 16:
             relay.cut()
             relay.mend()
+
+    async def lose_short(run, request):
+        encoded = await short(run, request)
+        note(request, pb.NextReply.FromString(encoded))
+        return encoded
+
+    def lose_long(run, request, alive):
+        reply = long(run, request, alive)
+        note(request, reply)
         return reply
 
-    monkeypatch.setattr(WorkerCalls, "next", lose)
+    monkeypatch.setattr(WaitingCalls, "next", lose_short)
+    monkeypatch.setattr(WorkerCalls, "next", lose_long)
     (slot,) = slots_of(cluster, relay.address)
     client = cluster.client()
     events = client.finish(client.submit(client.spec(epochs=3, workers=1)))

@@ -242,3 +242,39 @@ def test_a_broken_stream_is_awaited_no_longer_than_silence_lasts():
     silent.pool.lose(silent.slot, silent.stream)
     assert silent.received == [("worker", "lost")]
     assert silent.machine.now() < 15.0, "its patience is 60 s"
+
+
+def test_on_a_server_with_many_slots_heartbeats_are_rare_and_silence_is_long(monkeypatch):
+    monkeypatch.setattr("nfdt.jobserver.slot_pool.BEATS_PER_S", 1)
+    silent = SilentPool()
+    silent.beat()
+    assert silent.pool.beat(silent.slot).heartbeat.every_s == 2.0
+    for number in range(6):
+        silent.pool.join(hello(f"other-{number}", key=f"other-{number}"))
+    assert silent.pool.beat_in_s(silent.slot) == 2.0, "the interval has changed, so the next one is soon"
+    assert silent.pool.beat(silent.slot).heartbeat.every_s == 8.0  # 7 slots, one heartbeat a second
+    assert silent.pool.beat_in_s(silent.slot) == 32.0
+    silent.advance(6.0)
+    assert silent.pool.silent_s(silent.slot) == 1.5, "as if it had been 6 of 8 s, of 2"
+    silent.advance(26.0)
+    assert silent.received == []
+    silent.advance(0.5)
+    assert silent.received == [("worker", "lost")]
+    assert "for 32 s" in silent.slot.silence
+
+
+def test_when_slots_leave_the_others_have_time_to_learn_their_shorter_interval(monkeypatch):
+    monkeypatch.setattr("nfdt.jobserver.slot_pool.BEATS_PER_S", 1)
+    silent = SilentPool()
+    others = [silent.pool.join(hello(f"other-{number}", key=f"other-{number}")).slot for number in range(6)]
+    silent.beat()
+    assert silent.pool.beat(silent.slot).heartbeat.every_s == 8.0
+    for other in others:
+        silent.pool.leave(other)
+    silent.advance(20.0)
+    assert silent.received == [], "it has not been told yet"
+    assert silent.pool.beat(silent.slot).heartbeat.every_s == 2.0
+    silent.advance(8.0)
+    assert silent.received == []
+    silent.advance(0.5)
+    assert silent.received == [("worker", "lost")]

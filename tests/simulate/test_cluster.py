@@ -57,13 +57,18 @@ def test_a_description_is_read_from_a_file(tmp_path):
         ({"workers": [{"step_ms": 1, "link": "rack"}]}, r"a name under \[links\]: none is described"),
         ({"workers": [{"step_ms": 1, "returns_after_s": 2}]}, "fails_at_s"),
         ({"workers": [{"step_ms": 1, "drift": [{"at_s": 2, "slowdown": 1}, {"at_s": 1, "slowdown": 1}]}]}, "order"),
-        ({"workers": [{"step_ms": 1, "count": 4000}, {"step_ms": 1, "count": 4000}]}, "at most 4096"),
+        ({"workers": [{"step_ms": 1, "count": 9000}, {"step_ms": 1, "count": 9000}]}, "at most 16384"),
         ({"workers": [{"step_ms": 1}], "shards": {"count": 0}}, "shards.count"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_place(given, message):
     with pytest.raises(UsageError, match=message):
         parse_cluster(given, "c.toml")
+
+
+def test_a_cluster_has_up_to_sixteen_thousand_workers():
+    described = parse_cluster({"workers": [{"step_ms": 1, "count": 8192}, {"step_ms": 2, "count": 8192}]})
+    assert len(described.each()) == described.count == 16_384
 
 
 def test_a_file_that_is_no_toml_or_not_there_is_reported(tmp_path):

@@ -1,3 +1,4 @@
+import asyncio
 import queue
 import threading
 import traceback
@@ -20,6 +21,7 @@ from nfdt.core.errors import (
 )
 from nfdt.core.wire import jobs_pb2, jobs_pb2_grpc
 from nfdt.core.wire.channel import is_loopback, make_server, open_channel, same_token, split_address, token_of
+from nfdt.core.wire.loop_server import rpc_loop
 from nfdt.core.wire.status import answering, translated
 
 DEADLINE_S = 120.0
@@ -52,9 +54,15 @@ def servicer() -> Answers:
     return Answers()
 
 
-@pytest.fixture
-def address(servicer: Answers) -> Iterator[str]:
-    server, bound = make_server("127.0.0.1:0", authenticate=lambda method, token: same_token("secret", token))
+every_server = pytest.mark.parametrize("most_calls", [None, 64], ids=["threads", "loop"])
+
+
+@pytest.fixture(params=[None, 64], ids=["threads", "loop"])
+def address(request, servicer: Answers) -> Iterator[str]:
+    """Provide the address of a server whose calls have a thread each, and of one on an event loop."""
+    server, bound = make_server(
+        "127.0.0.1:0", authenticate=lambda method, token: same_token("secret", token), most_calls=request.param
+    )
     jobs_pb2_grpc.add_JobsServicer_to_server(servicer, server)
     server.start()
     yield bound
@@ -107,9 +115,10 @@ class LeavingUploads(Answers):
             yield chunk
 
 
-def test_a_client_that_leaves_during_a_call_is_no_failure_of_the_server(caplog):
+@every_server
+def test_a_client_that_leaves_during_a_call_is_no_failure_of_the_server(most_calls, caplog):
     servicer = LeavingUploads()
-    server, address = make_server("127.0.0.1:0", authenticate=lambda method, token: True)
+    server, address = make_server("127.0.0.1:0", authenticate=lambda method, token: True, most_calls=most_calls)
     jobs_pb2_grpc.add_JobsServicer_to_server(servicer, server)
     server.start()
     chunks: queue.SimpleQueue[jobs_pb2.Chunk | None] = queue.SimpleQueue()
@@ -164,8 +173,9 @@ def test_a_long_message_is_cut_not_lost(address, servicer):
         call(address)
 
 
-def test_no_listening_server_is_server_unreachable():
-    server, bound = make_server("127.0.0.1:0", authenticate=lambda method, token: True)
+@every_server
+def test_no_listening_server_is_server_unreachable(most_calls):
+    server, bound = make_server("127.0.0.1:0", authenticate=lambda method, token: True, most_calls=most_calls)
     server.start()
     server.stop(None).wait()
     with pytest.raises(ServerUnreachable, match=bound):
@@ -189,13 +199,75 @@ def test_a_call_after_the_close_is_cancelled(address, made):
             stub.Upload(iter([jobs_pb2.Chunk()]), timeout=10)
 
 
-def test_a_message_over_the_limit_is_refused():
-    server, bound = make_server("127.0.0.1:0", authenticate=lambda m, t: True, max_message_bytes=1000)
+@every_server
+def test_a_message_over_the_limit_is_refused(most_calls):
+    server, bound = make_server(
+        "127.0.0.1:0", authenticate=lambda m, t: True, max_message_bytes=1000, most_calls=most_calls
+    )
     jobs_pb2_grpc.add_JobsServicer_to_server(Answers(), server)
     server.start()
     with open_channel(bound, "t") as channel, pytest.raises(Refused, match="limit"), translated(bound):
         jobs_pb2_grpc.JobsStub(channel).Upload(iter([jobs_pb2.Chunk(data=bytes(2000))]), timeout=10)
     server.stop(None).wait()
+
+
+class Coroutines(jobs_pb2_grpc.JobsServicer):
+    """Service of coroutines, which note the end of their calls."""
+
+    def __init__(self) -> None:
+        self.begun, self.ended = queue.SimpleQueue[str](), queue.SimpleQueue[str]()
+        self.release = asyncio.Event()
+
+    @answering
+    async def Show(self, request, context):
+        if not request.job_id:
+            raise UsageError("Show: expected a job.")
+        self.begun.put(request.job_id)
+        assert context.add_callback(lambda: self.ended.put(request.job_id))
+        await self.release.wait()
+        return jobs_pb2.JobDescription(name=request.job_id).SerializeToString()
+
+    @answering
+    async def Feed(self, request_iterator, context):
+        async for batch in request_iterator:
+            await context.write(jobs_pb2.FeedCredit(epoch=batch.epoch))
+
+
+@pytest.fixture
+def coroutines() -> Iterator[tuple[Coroutines, str]]:
+    servicer = Coroutines()
+    server, bound = make_server("127.0.0.1:0", authenticate=lambda method, token: True, max_threads=1, most_calls=64)
+    jobs_pb2_grpc.add_JobsServicer_to_server(servicer, server)
+    server.start()
+    yield servicer, bound
+    server.stop(None).wait()
+
+
+def test_calls_that_wait_on_the_loop_occupy_no_thread(coroutines):
+    servicer, bound = coroutines
+    with open_channel(bound, "t") as channel:
+        stub, before = jobs_pb2_grpc.JobsStub(channel), threading.active_count()
+        shown = [stub.Show.future(jobs_pb2.JobRef(job_id=str(n)), timeout=DEADLINE_S) for n in range(50)]
+        credits = stub.Feed(iter([jobs_pb2.FedBatch(epoch=7)]), timeout=DEADLINE_S)
+        assert [credit.epoch for credit in credits] == [7]
+        assert threading.active_count() - before < 5
+        rpc_loop().call_soon_threadsafe(servicer.release.set)
+        assert [one.result().name for one in shown] == [str(n) for n in range(50)]
+
+
+def test_a_coroutine_s_error_arrives_as_the_class_it_was(coroutines):
+    _, bound = coroutines
+    with open_channel(bound, "t") as channel, pytest.raises(UsageError, match="expected a job"), translated(bound):
+        jobs_pb2_grpc.JobsStub(channel).Show(jobs_pb2.JobRef(), timeout=DEADLINE_S)
+
+
+def test_a_coroutine_ends_when_nobody_awaits_its_answer(coroutines):
+    servicer, bound = coroutines
+    with open_channel(bound, "t") as channel:
+        call = jobs_pb2_grpc.JobsStub(channel).Show.future(jobs_pb2.JobRef(job_id="left"), timeout=DEADLINE_S)
+        assert servicer.begun.get(timeout=DEADLINE_S) == "left"
+        call.cancel()
+        assert servicer.ended.get(timeout=DEADLINE_S) == "left"
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "192.0.2.1:80", "example.org:80", "[::]:0"])

@@ -24,9 +24,13 @@ class Answers(jobs_pb2_grpc.JobsServicer):
         return jobs_pb2.JobDescription(name="hello")
 
 
-def serve(pair: CertificatePair, client_ca: Path | None = None):
+every_server = pytest.mark.parametrize("most_calls", [None, 64], ids=["threads", "loop"])
+
+
+def serve(pair: CertificatePair, most_calls: int | None, client_ca: Path | None = None):
+    tls = {"cert": pair.cert, "key": pair.key, "client_ca": client_ca}
     server, bound = make_server(
-        "127.0.0.1:0", authenticate=lambda m, t: same_token("s", t), cert=pair.cert, key=pair.key, client_ca=client_ca
+        "127.0.0.1:0", authenticate=lambda m, t: same_token("s", t), most_calls=most_calls, **tls
     )
     jobs_pb2_grpc.add_JobsServicer_to_server(Answers(), server)
     server.start()
@@ -38,23 +42,26 @@ def ask(address: str, **kwargs) -> str:
         return jobs_pb2_grpc.JobsStub(channel).Show(jobs_pb2.JobRef(), timeout=10).name
 
 
-def test_tls_works_and_plain_text_does_not(server_pair):
-    server, bound = serve(server_pair)
+@every_server
+def test_tls_works_and_plain_text_does_not(most_calls, server_pair):
+    server, bound = serve(server_pair, most_calls)
     assert ask(bound, ca_file=server_pair.cert) == "hello"
     with pytest.raises(ServerUnreachable, match="TLS"):
         ask(bound)
     server.stop(None).wait()
 
 
-def test_another_certificate_is_not_trusted(server_pair, client_pair):
-    server, bound = serve(server_pair)
+@every_server
+def test_another_certificate_is_not_trusted(most_calls, server_pair, client_pair):
+    server, bound = serve(server_pair, most_calls)
     with pytest.raises(ServerUnreachable):
         ask(bound, ca_file=client_pair.cert)
     server.stop(None).wait()
 
 
-def test_mutual_tls_wants_the_clients_certificate(server_pair, client_pair):
-    server, bound = serve(server_pair, client_ca=client_pair.cert)
+@every_server
+def test_mutual_tls_wants_the_clients_certificate(most_calls, server_pair, client_pair):
+    server, bound = serve(server_pair, most_calls, client_ca=client_pair.cert)
     own = {"cert_file": client_pair.cert, "key_file": client_pair.key}
     assert ask(bound, ca_file=server_pair.cert, **own) == "hello"
     with pytest.raises(ServerUnreachable):

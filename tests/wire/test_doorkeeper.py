@@ -42,13 +42,16 @@ class Jobs(jobs_pb2_grpc.JobsServicer):
             yield jobs_pb2.FeedCredit(epoch=batch.epoch)
 
 
-@pytest.fixture
-def serve() -> Iterator:
+@pytest.fixture(params=[None, 64], ids=["threads", "loop"])
+def serve(request) -> Iterator:
     servers = []
 
     def start(limits: ConnectionLimits) -> str:
         server, address = make_server(
-            "127.0.0.1:0", authenticate=lambda method, token: same_token(TOKEN, token), limits=limits
+            "127.0.0.1:0",
+            authenticate=lambda method, token: same_token(TOKEN, token),
+            limits=limits,
+            most_calls=request.param,
         )
         servers.append(server)
         jobs_pb2_grpc.add_JobsServicer_to_server(Jobs(), server)

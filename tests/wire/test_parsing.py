@@ -29,9 +29,12 @@ class Jobs(jobs_pb2_grpc.JobsServicer):
         return jobs_pb2.UploadReceipt(total_bytes=sum(len(chunk.data) for chunk in request_iterator))
 
 
-@pytest.fixture
-def address() -> Iterator[str]:
-    server, address = make_server("127.0.0.1:0", authenticate=lambda method, token: same_token(TOKEN, token))
+@pytest.fixture(params=[None, 64], ids=["threads", "loop"])
+def address(request) -> Iterator[str]:
+    """Provide the address of a server whose calls have a thread each, and of one on an event loop."""
+    server, address = make_server(
+        "127.0.0.1:0", authenticate=lambda method, token: same_token(TOKEN, token), most_calls=request.param
+    )
     jobs_pb2_grpc.add_JobsServicer_to_server(Jobs(), server)
     server.start()
     yield address

@@ -18,7 +18,7 @@ from nfdt.core.specs.horovod_options import ANY_WORLD, LATER_WORLDS, RING, RingE
 from nfdt.core.specs.presets import DEFAULT_PRESET, PRESETS
 from nfdt.core.specs.read_with import why_idle
 
-MAX_WORKERS = 4096
+MAX_WORKERS = 16_384
 MAX_SHARDS = 256
 PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"  # no control sequences for terminals that list jobs
 

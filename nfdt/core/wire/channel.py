@@ -14,6 +14,7 @@ import grpc
 from nfdt.core.errors import AuthenticationFailed, NfdtError, Refused, UsageError
 from nfdt.core.wire.connection import Pem, client_tls, read_pem, server_tls
 from nfdt.core.wire.doorkeeper import ConnectionLimits, Doorkeeper, GuardedServer, most_connections
+from nfdt.core.wire.loop_server import LoopGate, LoopServer
 from nfdt.core.wire.parsing import RequestParser
 from nfdt.core.wire.status import abort
 from nfdt.core.wire.token_channel import TokenChannel
@@ -121,6 +122,21 @@ def open_channel(
     return TokenChannel(channel, (TOKEN_KEY, _SCHEME + token))
 
 
+def _refusal(authenticate: Authenticate, method: str, metadata: Any) -> NfdtError | None:
+    """Return why a call is refused; None: it is accepted."""
+    token = token_of(metadata)
+    try:
+        if method == _HEALTH_CHECK or authenticate(method, token):
+            return None
+    except NfdtError as error:
+        return error
+    return AuthenticationFailed(
+        "The server does not accept this token. Use the one it was started with."
+        if token
+        else "No token came with the call. Expected: authorization metadata."
+    )
+
+
 class _TokenGate(grpc.ServerInterceptor):
     """Refuses calls without a valid token before their first message is read, and parses the requests of all others."""
 
@@ -130,21 +146,11 @@ class _TokenGate(grpc.ServerInterceptor):
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         method = handler_call_details.method
-        token = token_of(handler_call_details.invocation_metadata)
-        open_to_all = method == _HEALTH_CHECK
-        try:
-            accepted = open_to_all or self._authenticate(method, token)
-            refusal: NfdtError = AuthenticationFailed(
-                "The server does not accept this token. Use the one it was started with."
-                if token
-                else "No token came with the call. Expected: authorization metadata."
-            )
-        except NfdtError as error:
-            accepted, refusal = False, error
-        if accepted:
-            handler = continuation(handler_call_details)
-            return handler and self._parser.wrapped(handler, method, None if open_to_all else self._admit)
-        return grpc.stream_stream_rpc_method_handler(partial(_refuse, refusal))
+        refused = _refusal(self._authenticate, method, handler_call_details.invocation_metadata)
+        if refused is not None:
+            return grpc.stream_stream_rpc_method_handler(partial(_refuse, refused))
+        handler = continuation(handler_call_details)
+        return handler and self._parser.wrapped(handler, method, None if method == _HEALTH_CHECK else self._admit)
 
 
 def _refuse(refusal: NfdtError, _requests: Any, context: grpc.ServicerContext) -> Any:
@@ -169,6 +175,7 @@ def make_server(
     max_threads: int = 256,
     max_message_bytes: int = CONTROL_BYTES,
     limits: ConnectionLimits | None = None,
+    most_calls: int | None = None,
 ) -> tuple[grpc.Server, str]:
     """Return a bound server, not started yet, that answers only calls with a valid token (and health checks).
 
@@ -183,6 +190,8 @@ def make_server(
         max_threads: Calls that can be open at once; further ones are refused as RESOURCE_EXHAUSTED.
         max_message_bytes: Larger messages fail, in both directions.
         limits: Limits on connections. Default: as many as this process has descriptors for, few of them without token.
+        most_calls: Number of calls that can be open at once on an event loop, where methods that are coroutine
+            functions run; ``max_threads`` is then the number of calls of the others. None: each call has a thread.
 
     Returns:
         The server, and the address it is bound to.
@@ -201,24 +210,30 @@ def make_server(
         )
     limits = limits or ConnectionLimits(most_connections())
     doorkeeper = Doorkeeper(limits)
-    served = grpc.server(
-        futures.ThreadPoolExecutor(max_threads, thread_name_prefix="rpc"),
-        interceptors=[_TokenGate(authenticate, doorkeeper.admit)],
-        options=[
-            *_options(max_message_bytes, 30.0, 60.0),  # the job server counts heartbeats
-            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-            ("grpc.http2.max_ping_strikes", 0),
-            ("grpc.so_reuseport", 0),
-            ("grpc.server_handshake_timeout_ms", int(limits.stranger_s * 1000)),
-            ("grpc.max_allowed_incoming_connections", limits.total),
-        ],
-        maximum_concurrent_rpcs=max_threads,
-    )
-    server: Any = GuardedServer(served, doorkeeper)
+    options = [
+        *_options(max_message_bytes, 30.0, 60.0),  # the job server counts heartbeats
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.so_reuseport", 0),
+        ("grpc.server_handshake_timeout_ms", int(limits.stranger_s * 1000)),
+        ("grpc.max_allowed_incoming_connections", limits.total),
+    ]
     from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # clients need not have it
 
-    checks = health.HealthServicer()
-    checks.set("", health_pb2.HealthCheckResponse.SERVING)
+    checks: Any
+    served: Any
+    if most_calls is None:
+        pool = futures.ThreadPoolExecutor(max_threads, thread_name_prefix="rpc")
+        gate = _TokenGate(authenticate, doorkeeper.admit)
+        served = grpc.server(pool, interceptors=[gate], options=options, maximum_concurrent_rpcs=max_threads)
+        checks = health.HealthServicer()
+        checks.set("", health_pb2.HealthCheckResponse.SERVING)
+    else:
+        refusal = partial(_refusal, authenticate)
+        loop_gate = LoopGate(refusal, doorkeeper.admit, lambda method: method == _HEALTH_CHECK, max_threads)
+        served = LoopServer(loop_gate, options, most_calls)
+        checks = health.aio.HealthServicer()  # type: ignore[attr-defined]  # it serves from the beginning
+    server: Any = GuardedServer(served, doorkeeper)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     try:
         if cert:

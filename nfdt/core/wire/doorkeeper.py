@@ -30,6 +30,7 @@ from nfdt.core.wire.parsing import Seldom
 _log = logging.getLogger(__name__)
 
 LOOK_S = 0.5
+REST = 99  # pause after a look, in times of its duration: thousands of connections take a while
 _DESCRIPTORS = Path("/proc/self/fd")
 
 Peer = tuple[str, int]
@@ -92,11 +93,14 @@ class Doorkeeper:
             self._known[name] = peer
 
     def _watch(self) -> None:
-        while not self._stopped.wait(LOOK_S):
+        took_s = 0.0
+        while not self._stopped.wait(max(LOOK_S, REST * took_s)):
+            began = time.monotonic()
             try:
-                self._look(time.monotonic())
+                self._look(began)
             except OSError as error:  # no descriptor is free for the inspection
                 self._warnings.warn("connections could not be looked at: %s", error)
+            took_s = time.monotonic() - began
 
     def _look(self, now: float) -> None:
         known = dict(self._known)  # copied first: peers that are added later have a connection that is found below

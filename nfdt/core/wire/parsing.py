@@ -57,13 +57,18 @@ class RequestParser:
             method: Name of the method.
             admit: Called for each call with a valid token; None for methods without authentication.
         """
-        parse = functools.partial(self._parse, handler.request_deserializer or bytes, method)
+        parse = functools.partial(self.parse, handler.request_deserializer or bytes, method)
         wrap = _taking_stream if handler.request_streaming else _taking_one
         kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
         behaviors = {k: wrap(parse, admit, getattr(handler, k)) for k in kinds if getattr(handler, k)}
         return handler._replace(request_deserializer=None, **behaviors)  # type: ignore[attr-defined]
 
-    def _parse(self, deserialize: Parse, method: str, data: bytes) -> Any:
+    def parse(self, deserialize: Parse, method: str, data: bytes) -> Any:
+        """Return the request of a method.
+
+        Raises:
+            UsageError: The bytes are no message of this method.
+        """
         try:
             return deserialize(data)
         except Exception as error:

@@ -123,4 +123,11 @@ def answering(method: _Method) -> _Method:
         with _reported(context, name):
             yield from method(self, request, context)
 
+    @functools.wraps(method)
+    async def coroutine(self: Any, request: Any, context: Any) -> Any:
+        with _reported(context, name):
+            return await method(self, request, context)
+
+    if inspect.iscoroutinefunction(method):
+        return coroutine  # type: ignore[return-value]
     return stream if inspect.isgeneratorfunction(method) else unary  # type: ignore[return-value]

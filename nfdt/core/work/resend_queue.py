@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 Message = TypeVar("Message", bound=Any)
@@ -22,6 +23,12 @@ class ResendQueue(Generic[Message]):
         self._last = 0  # number
         self._stream = 0
         self._ended = False
+        self._listeners: tuple[Callable[[], None], ...] = ()  # those of streams on an event loop
+
+    def _notify(self) -> None:
+        self._changed.notify_all()
+        for listener in self._listeners:
+            listener()
 
     def put(self, message: Message) -> None:
         """Add a message."""
@@ -29,13 +36,13 @@ class ResendQueue(Generic[Message]):
             self._last += 1
             message.number = self._last
             self._kept.append(message)
-            self._changed.notify_all()
+            self._notify()
 
     def end(self) -> None:
         """End the stream after the messages so far."""
         with self._changed:
             self._ended = True
-            self._changed.notify_all()
+            self._notify()
 
     def wake(self) -> None:
         """Begin the time until the next heartbeat anew: the interval has changed."""
@@ -57,7 +64,7 @@ class ResendQueue(Generic[Message]):
         """Open a new stream, for :meth:`messages`; older ones end."""
         with self._changed:
             self._stream += 1
-            self._changed.notify_all()
+            self._notify()
             return self._stream
 
     def messages(
@@ -81,9 +88,44 @@ class ResendQueue(Generic[Message]):
     ) -> Message | None:
         with self._changed:
             while stream == self._stream:
-                found = next((message for message in self._kept if message.number > sent), None)
+                found = self._after(sent)
                 if found is not None or self._ended:
                     return found
                 if not self._changed.wait(None if heartbeat is None else every_s()) and heartbeat is not None:
                     return heartbeat()
             return None
+
+    def _after(self, sent: int) -> Message | None:
+        return next((message for message in self._kept if message.number > sent), None)
+
+    async def messages_on_loop(
+        self, stream: int, heartbeat: Callable[[], Message], every_s: Callable[[], float]
+    ) -> AsyncIterator[Message]:
+        """Yield what :meth:`messages` yields, and wait on the event loop."""
+        loop, changed, sent = asyncio.get_running_loop(), asyncio.Event(), 0
+
+        def listener() -> None:
+            loop.call_soon_threadsafe(changed.set)
+
+        with self._changed:
+            self._listeners += (listener,)
+        try:
+            beat_at = loop.time() + every_s()
+            while True:
+                with self._changed:
+                    changed.clear()
+                    message = self._after(sent)
+                    if stream != self._stream or (message is None and self._ended):
+                        return
+                if message is None and loop.time() >= beat_at:
+                    message = heartbeat()
+                if message is None:
+                    timer = loop.call_at(beat_at, changed.set)
+                    await changed.wait()
+                    timer.cancel()
+                else:
+                    yield message
+                    sent, beat_at = message.number or sent, loop.time() + every_s()
+        finally:
+            with self._changed:
+                self._listeners = tuple(one for one in self._listeners if one is not listener)
