@@ -104,7 +104,9 @@ class WorkerCalls:
         training = self._core.training
         if answer is None or training is None or self._core.spec.train.kind != "arrays":
             return False
-        return isinstance(answer.instruction, ins.Work) and not training.coordinator.has_effects
+        coordinator = training.coordinator
+        in_training = coordinator.phase == "train"  # otherwise the report may have ended the validation of this epoch
+        return in_training and isinstance(answer.instruction, ins.Work) and not coordinator.has_effects
 
     def waits_as_others(self, request: pb.NextRequest) -> bool:
         """Whether, as this call waits, all others that wait go on waiting."""
