@@ -36,10 +36,11 @@ def values(name: str) -> list[str]:
 def test_the_image_is_installed_by_the_command_of_the_readme():
     (build_argument,) = values("ARG")
     name, _, default = build_argument.partition("=")
-    first, *others = [value.replace(f"${{{name}}}", default) for value in values("RUN")]
+    first, page, *others = [value.replace(f"${{{name}}}", default) for value in values("RUN")]
     readme = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     commands = [line.split("#")[0].strip() for block in readme for line in block.splitlines()]
     assert first in commands
+    assert page in (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
     assert all(other.startswith("useradd ") for other in others)
 
 

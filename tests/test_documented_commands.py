@@ -44,7 +44,7 @@ NOT_RUN = {
     ],
     "downloads": ["git clone ..."],
     "needs a container engine": ["docker ..."],
-    "needs a Kubernetes cluster": ["kubectl ...", "nfdt run --server localhost:7777 ..."],
+    "needs a Kubernetes cluster": ["kubectl ...", "nfdt run --server localhost:7777 ...", "nfdt ui --no-open ..."],
     "needs Slurm on several machines; tests/integration/test_slurm.py": [
         "srun ...",
         "sbatch ...",

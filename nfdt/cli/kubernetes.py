@@ -10,9 +10,12 @@ import click
 import yaml
 
 import nfdt
+from nfdt.core.errors import UsageError
 from nfdt.core.host.packages import require_server_packages
+from nfdt.core.work.slot_connection import GRACE_S
 
 DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,40}[a-z0-9])?")
+CPU_IMAGE, GPU_IMAGE = f"nfdt:{nfdt.__version__}", f"nfdt:{nfdt.__version__}-gpu"  # as docs/kubernetes.md makes them
 QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTPE]i?)?")
 
 
@@ -45,15 +48,18 @@ _quantity = _matching(QUANTITY, "an amount as Kubernetes writes it, such as 2, 5
 @click.command()
 @click.option("--workers", type=click.IntRange(1), required=True, help="Pods with one worker each.")
 @click.option("--shards", type=click.IntRange(0), default=0, help="Pods with one shard each; 0: in the server's pod.")
-@click.option("--image", default=f"nfdt:{nfdt.__version__}", show_default=True, help="Made of deploy/Containerfile.")
+@click.option("--image", help=f"Made of deploy/Containerfile; default: {CPU_IMAGE}, with --gpu {GPU_IMAGE}.")
 @click.option("--name", default="nfdt", show_default=True, callback=_name, help="Name of the server's Service.")
 @click.option("--namespace", default="default", show_default=True, callback=_name)
 @click.option("--cpu", default="2", show_default=True, callback=_quantity, help="CPUs of each pod.")
 @click.option("--memory", default="4Gi", show_default=True, callback=_quantity, help="Memory of each pod.")
 @click.option("--gpu", type=click.IntRange(0), default=0, show_default=True, help="GPUs of each worker.")
+@click.option(
+    "--grace", type=click.IntRange(0), default=int(GRACE_S), show_default=True, help="Seconds to hand over at the end."
+)
 @click.option("--storage", callback=_quantity, help="Size of a volume that keeps the server's state.")
 @click.option("--allow-code", is_flag=True, help="Take jobs that carry pickled code of their script.")
-def kubernetes(**options: Any) -> None:
+def kubernetes(image: str | None, **options: Any) -> None:
     """Write the manifests of a job server and its workers, for `kubectl apply -f`.
 
     They contain a new token and a new private key: keep the output where only you can read it.
@@ -63,5 +69,16 @@ def kubernetes(**options: Any) -> None:
     from nfdt.engines.kubernetes import KubernetesOptions, manifests
 
     authority = CertificateAuthority(f"nfdt {options['name']}.{options['namespace']}")
-    documents = manifests(KubernetesOptions(**options, token=secrets.token_hex(32)), authority)
+    chosen = KubernetesOptions(_image(image, gpu=options["gpu"]), **options, token=secrets.token_hex(32))
+    documents = manifests(chosen, authority)
     click.echo(yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120), nl=False)
+
+
+def _image(image: str | None, *, gpu: int) -> str:
+    """Return the image of the pods: for GPUs one whose TensorFlow uses them."""
+    if gpu and (image or "").rpartition("/")[2] == CPU_IMAGE:
+        raise UsageError(
+            f"--gpu {gpu}: expected an image with TensorFlow for GPUs. Received: {image}, with one for CPUs. "
+            f"Build one with --build-arg EXTRAS=tensorflow under another tag, such as {GPU_IMAGE}."
+        )
+    return image or (GPU_IMAGE if gpu else CPU_IMAGE)

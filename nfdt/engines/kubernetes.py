@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from nfdt.core.wire.certificates import CertificateAuthority
 
 PORT = 7777
+PAGE_PORT = 7778  # of the page and of /metrics
 USER = 1000  # of the image
 STATE = "/var/lib/nfdt"
 RUN = "/run/nfdt"
@@ -20,8 +21,10 @@ TLS = "/etc/nfdt/tls"
 HOME = "/home/nfdt"
 PROBE_PERIOD_S = 30
 PROBE_TIMEOUT_S = 20  # a probe starts Python, on a machine that may be busy
-END_S = int(GRACE_S) + 10  # from SIGTERM to SIGKILL: slots end in order before
+MORE_S = 10  # from the end of the grace, in which slots and the server end in order, to SIGKILL
 START_PROBES = 20  # number of probes until the server must serve
+
+_PORTS = {"grpc": PORT, "page": PAGE_PORT}
 
 KubernetesObject = dict[str, Any]
 
@@ -38,7 +41,8 @@ class KubernetesOptions:
         namespace: Namespace of everything.
         cpu: CPUs of each pod.
         memory: Memory of each pod.
-        gpu: GPUs of each worker.
+        gpu: GPUs of each worker; the image then has TensorFlow for GPUs.
+        grace: Seconds in which slots finish their step and hand over, after SIGTERM.
         storage: Size of a volume that keeps the server's state; None: the state ends with the server's pod.
         allow_code: Whether the server takes jobs that carry code.
         token: Secret of the server.
@@ -52,6 +56,7 @@ class KubernetesOptions:
     cpu: str = "2"
     memory: str = "4Gi"
     gpu: int = 0
+    grace: int = int(GRACE_S)
     storage: str | None = None
     allow_code: bool = False
     token: str = field(default="", repr=False)
@@ -68,7 +73,7 @@ def manifests(options: KubernetesOptions, authority: CertificateAuthority) -> li
     documents.append(_offer(options, "worker", options.workers, ("--slots", "1"), gpu=options.gpu))
     if options.shards:
         documents.append(_offer(options, "shard", options.shards, ("--shards", "1")))
-    return documents
+    return [*documents, *_budgets(options)]
 
 
 def _labels(options: KubernetesOptions, component: str = "") -> dict[str, str]:
@@ -102,31 +107,35 @@ def _service(options: KubernetesOptions) -> KubernetesObject:
     spec = {
         "clusterIP": "None",
         "selector": _labels(options, "server"),
-        "ports": [{"name": "grpc", "port": PORT, "targetPort": "grpc"}],
+        "ports": [{"name": name, "port": port, "targetPort": name} for name, port in _PORTS.items()],
     }
     return _document(options, "v1", "Service", options.name, "server", {"spec": spec})
 
 
 def _policy(options: KubernetesOptions) -> KubernetesObject:
-    """Return a policy that admits the cluster's own pods, and clients of the namespace at the server's port."""
+    """Return a policy that admits the cluster's own pods, and clients at the server's ports.
+
+    Clients are of the namespace; those of the page, such as Prometheus, may be of any other.
+    """
     all_pods = {"matchLabels": _labels(options)}
-    own = {"from": [{"podSelector": all_pods}]}
-    clients = {
-        "from": [{"podSelector": {"matchLabels": {f"{options.name}-client": "true"}}}],
-        "ports": [{"port": PORT, "protocol": "TCP"}],
-    }
-    spec = {"podSelector": all_pods, "policyTypes": ["Ingress"], "ingress": [own, clients]}
+    clients = {"podSelector": {"matchLabels": {f"{options.name}-client": "true"}}}
+    ingress = [
+        {"from": [{"podSelector": all_pods}]},
+        {"from": [clients], "ports": [{"port": PORT, "protocol": "TCP"}]},
+        {"from": [{"namespaceSelector": {}, **clients}], "ports": [{"port": PAGE_PORT, "protocol": "TCP"}]},
+    ]
+    spec = {"podSelector": all_pods, "policyTypes": ["Ingress"], "ingress": ingress}
     return _document(options, "networking.k8s.io/v1", "NetworkPolicy", options.name, "server", {"spec": spec})
 
 
 def _server(options: KubernetesOptions) -> KubernetesObject:
     serve = ["nfdt", "server", "--listen", f"0.0.0.0:{PORT}", "--state-dir", STATE, "--token-file", f"{RUN}/token"]
-    serve += ["--tls-cert", f"{TLS}/tls.crt", "--tls-key", f"{TLS}/tls.key"]
+    serve += ["--tls-cert", f"{TLS}/tls.crt", "--tls-key", f"{TLS}/tls.key", "--ui", f"0.0.0.0:{PAGE_PORT}"]
     health = ["nfdt", "health", "--server", f"localhost:{PORT}", "--ca-file", f"{TLS}/ca.crt"]
     probe = {"exec": {"command": health}, "periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": PROBE_TIMEOUT_S}
     container = _container(options, "server", [*serve, *(["--allow-code"] if options.allow_code else [])])
     container |= {
-        "ports": [{"name": "grpc", "containerPort": PORT}],
+        "ports": [{"name": name, "containerPort": port} for name, port in _PORTS.items()],
         "startupProbe": {**probe, "periodSeconds": 5, "failureThreshold": START_PROBES},
         "readinessProbe": probe,
         "livenessProbe": {**probe, "failureThreshold": 6},
@@ -157,6 +166,7 @@ def _server(options: KubernetesOptions) -> KubernetesObject:
 def _offer(options: KubernetesOptions, role: str, count: int, offer: tuple[str, ...], gpu: int = 0) -> KubernetesObject:
     """Return the pods that offer one slot each, on different machines as far as possible."""
     command = ["nfdt", "worker", "--server", f"{options.host}:{PORT}", "--ca-file", f"{TLS}/ca.crt"]
+    command += ["--grace", str(options.grace)]
     container = _container(options, role, [*command, "--token-file", f"{TOKEN}/token", *offer], gpu)
     secrets = {"token": TOKEN, "tls": TLS}
     container["volumeMounts"] += [{"name": n, "mountPath": path, "readOnly": True} for n, path in secrets.items()]
@@ -167,13 +177,23 @@ def _offer(options: KubernetesOptions, role: str, count: int, offer: tuple[str, 
         "whenUnsatisfiable": "ScheduleAnyway",
         "labelSelector": {"matchLabels": _labels(options, role)},
     }
-    placement = {"topologySpreadConstraints": [spread], "terminationGracePeriodSeconds": END_S}
     spec = {
         "replicas": count,
         "selector": {"matchLabels": _labels(options, role)},
-        "template": _template(options, role, container, volumes, **placement),
+        "template": _template(options, role, container, volumes, topologySpreadConstraints=[spread]),
     }
     return _document(options, "apps/v1", "Deployment", f"{options.name}-{role}", role, {"spec": spec})
+
+
+def _budgets(options: KubernetesOptions) -> list[KubernetesObject]:
+    """Return how many pods a drain of nodes takes away at a time: no server that keeps its state in its pod."""
+    most = {"server": int(options.storage is not None), "worker": 1, **({"shard": 1} if options.shards else {})}
+    budgets = []
+    for role, count in most.items():
+        spec = {"maxUnavailable": count, "selector": {"matchLabels": _labels(options, role)}}
+        name = f"{options.name}-{role}"
+        budgets.append(_document(options, "policy/v1", "PodDisruptionBudget", name, role, {"spec": spec}))
+    return budgets
 
 
 def _container(options: KubernetesOptions, name: str, command: list[str], gpu: int = 0) -> KubernetesObject:
@@ -209,6 +229,7 @@ def _template(
             "fsGroup": USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
+        "terminationGracePeriodSeconds": options.grace + MORE_S,
         **more,
         "containers": [container],
         "volumes": [{"name": "temporary", "emptyDir": {}}, {"name": "home", "emptyDir": {}}, *volumes],

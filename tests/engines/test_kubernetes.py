@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import signal
+import ssl
 import subprocess
-from contextlib import ExitStack
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 import kubernetes_validate
 import pytest
@@ -12,16 +21,34 @@ from click.testing import CliRunner
 from cryptography import x509
 
 from nfdt.cli import cli
+from nfdt.cli.kubernetes import CPU_IMAGE, GPU_IMAGE
+from nfdt.core.errors import UsageError
 from tests.support.command_lines import command_of
 from tests.support.pods import PodFolder, component, controllers, of_kind, read_manifests
-from tests.support.scripts import DEADLINE_S, DIGITS, NFDT, answer, environment, stop
+from tests.support.scripts import DEADLINE_S, DIGITS, NFDT, environment, stop
 
 pytestmark = pytest.mark.processes
+
+TRAIN = """
+print(json.dumps(build().fit(x[:600], y[:600], epochs=1, verbose=0).nfdt))
+"""
+EVICTED = """
+from pathlib import Path
+
+class UntilEnough(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        print("trained", flush=True)
+        self.model.stop_training = Path(__file__).with_name("enough").exists()
+
+history = build().fit(x[:600], y[:600], batch_size=20, epochs=100_000, verbose=0, callbacks=[UntilEnough()])
+print(json.dumps([len(history.epoch), history.nfdt]))
+"""
 
 VERSIONS = ["1.28", kubernetes_validate.latest_version()]
 SMALL = ("--workers", "1")
 FULL = ("--workers", "8", "--shards", "2", "--image", "registry.example/nfdt:1", "--name", "digits", "--namespace")
 FULL += ("vision", "--cpu", "500m", "--memory", "2Gi", "--gpu", "1", "--storage", "10Gi", "--allow-code")
+FULL += ("--grace", "600")
 
 
 def generate(*options: str):
@@ -69,6 +96,8 @@ def test_the_options_are_in_the_manifests():
     assert [c["image"] for one in controllers(documents) for c in PodFolder(one, documents, None).containers] == [
         "registry.example/nfdt:1"
     ] * 4
+    for one in (server, worker, shard):
+        assert one["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 600 + 10
     amounts = {"cpu": "500m", "memory": "2Gi"}
     (container,) = worker["spec"]["template"]["spec"]["containers"]
     assert container["resources"]["limits"] == {**amounts, "nvidia.com/gpu": "1"}
@@ -110,16 +139,55 @@ def test_selectors_choose_the_pods_that_they_mean(documents):
     assert chosen(service["spec"]["selector"]) == {"server"}
     assert chosen(policy["spec"]["podSelector"]["matchLabels"]) == set(templates)
     assert chosen(policy["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"]) == set(templates)
+    budgets = of_kind(documents, "PodDisruptionBudget")
+    assert {component(one) for one in budgets} == set(templates)
+    for budget in budgets:
+        assert chosen(budget["spec"]["selector"]["matchLabels"]) == {component(budget)}
+
+
+@pytest.mark.parametrize(("options", "server"), [((), 0), (("--storage", "1Gi"), 1)], ids=["in-pod", "volume"])
+def test_a_drain_of_nodes_takes_one_pod_at_a_time_and_no_server_whose_state_ends_with_it(options, server):
+    budgets = of_kind(generate(*SMALL, "--shards", "2", *options), "PodDisruptionBudget")
+    most = {component(one): one["spec"]["maxUnavailable"] for one in budgets}
+    assert most == {"server": server, "worker": 1, "shard": 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "image"),
+    [((), CPU_IMAGE), (("--gpu", "2"), GPU_IMAGE), (("--gpu", "1", "--image", "site/nfdt:cuda"), "site/nfdt:cuda")],
+    ids=["cpu", "gpu", "own"],
+)
+def test_workers_with_gpus_get_an_image_for_them(options, image):
+    documents = generate(*SMALL, *options)
+    pods = [PodFolder(one, documents, None) for one in controllers(documents)]
+    assert {container["image"] for pod in pods for container in pod.containers} == {image}
+
+
+def test_the_image_for_cpus_is_refused_with_gpus():
+    done = CliRunner().invoke(cli, ["kubernetes", *SMALL, "--gpu", "1", "--image", f"registry.example/{CPU_IMAGE}"])
+    assert isinstance(done.exception, UsageError) or done.exit_code == 2
+    assert GPU_IMAGE in (done.output or str(done.exception))
+
+
+def test_the_images_are_made_as_the_containerfile_says():
+    text = (Path(__file__).parents[2] / "deploy" / "Containerfile").read_text(encoding="utf-8")
+    assert f"-t {CPU_IMAGE} ." in text
+    assert f"-t {GPU_IMAGE} --build-arg EXTRAS=tensorflow ." in text
 
 
 def test_names_and_ports_agree(documents):
     (service,), (server, *others) = of_kind(documents, "Service"), controllers(documents)
-    (port,) = service["spec"]["ports"]
+    port, page = service["spec"]["ports"]
     (container,) = server["spec"]["template"]["spec"]["containers"]
-    (exposed,) = container["ports"]
-    assert (exposed["name"], exposed["containerPort"]) == (port["targetPort"], port["port"])
+    exposed = [(each["name"], each["containerPort"]) for each in container["ports"]]
+    assert exposed == [(each["targetPort"], each["port"]) for each in (port, page)]
     words = container["command"]
     assert words[words.index("--listen") + 1] == f"0.0.0.0:{port['port']}"
+    assert words[words.index("--ui") + 1] == f"0.0.0.0:{page['port']}"
+    (policy,) = of_kind(documents, "NetworkPolicy")
+    _, clients, readers = policy["spec"]["ingress"]
+    assert [each["ports"][0]["port"] for each in (clients, readers)] == [port["port"], page["port"]]
+    assert readers["from"] == [{"namespaceSelector": {}, **clients["from"][0]}]
     assert server["spec"]["serviceName"] == service["metadata"]["name"]
     host = f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc"
     names = certificate(documents).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -163,38 +231,113 @@ def test_a_probe_of_a_silent_server_is_exit_code_4():
     assert "127.0.0.1:1" in done.output
 
 
-@pytest.mark.feature("Kubernetes manifests", area="Launchers and environments")
-@pytest.mark.parametrize("documents", [generate(*SMALL, "--shards", "1")], ids=["shard"])
-def test_the_commands_of_the_containers_train(documents, pods, tmp_path):
-    """Server, probe, worker and shard with the files of their volumes, at a free port instead of the Service's."""
-    server, worker, shard = pods["server"], pods["worker"], pods["shard"]
+@dataclass
+class RunningPods:
+    """Processes of this machine with the commands of the containers, at free ports instead of the Service's.
+
+    Attributes:
+        pods: The pods by their role.
+        server: Process of the server.
+        address: Where it listens.
+        page: URL of its page.
+        offers: Processes of the other pods, by role.
+    """
+
+    pods: dict[str, PodFolder]
+    server: subprocess.Popen
+    address: str
+    page: str
+    offers: dict[str, subprocess.Popen]
+
+    def script(self, path: Path, text: str) -> subprocess.Popen:
+        """Run a script as a client of the cluster."""
+        path.write_text(DIGITS + text)
+        root = self.pods["worker"].root
+        files = {"NFDT_TOKEN_FILE": str(root / "token" / "token"), "NFDT_CA_FILE": str(root / "tls" / "ca.crt")}
+        return subprocess.Popen(
+            [*NFDT, "run", "--server", self.address, "--workers", "1", str(path)],
+            env=environment(**files),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+@contextmanager
+def running(pods: dict[str, PodFolder], folder: Path) -> Iterator[RunningPods]:
+    server = pods["server"]
     copy, serve = server.containers
     subprocess.run(server.command(copy), check=True, timeout=DEADLINE_S)
-    words = ["127.0.0.1:0" if word == "0.0.0.0:7777" else word for word in server.command(serve)[1:]]
+    free = {"0.0.0.0:7777": "127.0.0.1:0", "0.0.0.0:7778": "127.0.0.1:0"}
+    words = [free.get(word, word) for word in server.command(serve)[1:]]
     with ExitStack() as undo:
-        logs = undo.enter_context((tmp_path / "log").open("w"))
+        logs = undo.enter_context((folder / "log").open("w"))
         own = {"env": environment(HOME=str(server.root / "home")), "text": True, "stderr": logs}
-        running = subprocess.Popen([*NFDT, *words], stdout=subprocess.PIPE, **own)
-        undo.callback(stop, running)
-        line = running.stdout.readline()
-        assert "listening" in line, (tmp_path / "log").read_text()
+        process = subprocess.Popen([*NFDT, *words], stdout=subprocess.PIPE, **own)
+        undo.callback(stop, process)
+        line = process.stdout.readline()
+        assert "listening" in line, (folder / "log").read_text()
         address = f"localhost:{line.split()[-1].rpartition(':')[2]}"
+        (page,) = re.findall(r"page: (https://[^/]+)/", (folder / "log").read_text())
         probe = server.command(serve, serve["readinessProbe"]["exec"]["command"])[1:]
         probe[probe.index("--server") + 1] = address
         subprocess.run([*NFDT, *probe], check=True, timeout=DEADLINE_S, **own)
-        for pod in (worker, shard):
-            offer = pod.command(*pod.containers)[1:]
-            offer[offer.index("--server") + 1] = address
-            undo.callback(stop, subprocess.Popen([*NFDT, *offer], **own))
-        script = tmp_path / "script.py"
-        script.write_text(DIGITS + "h = build().fit(x[:600], y[:600], epochs=1, verbose=0)\nprint(json.dumps(h.nfdt))")
-        files = {"NFDT_TOKEN_FILE": worker.root / "token" / "token", "NFDT_CA_FILE": worker.root / "tls" / "ca.crt"}
-        done = subprocess.run(
-            [*NFDT, "run", "--server", address, "--workers", "1", str(script)],
-            env=environment(**{name: str(path) for name, path in files.items()}),
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
+        offers = {}
+        for role, pod in pods.items():
+            if role != "server":
+                offer = pod.command(*pod.containers)[1:]
+                offer[offer.index("--server") + 1] = address
+                offers[role] = subprocess.Popen([*NFDT, *offer], **own)
+                undo.callback(stop, offers[role])
+        yield RunningPods(pods, process, address, page, offers)
+
+
+@pytest.mark.feature("Kubernetes manifests", area="Launchers and environments")
+@pytest.mark.parametrize("documents", [generate(*SMALL, "--shards", "1")], ids=["shard"])
+def test_the_commands_of_the_containers_train_and_serve_metrics(documents, pods, tmp_path):
+    """Server, probe, worker and shard with the files of their volumes, and a client."""
+    with running(pods, tmp_path) as cluster:
+        client = cluster.script(tmp_path / "script.py", TRAIN)
+        output, errors = client.communicate(timeout=DEADLINE_S)
+        root = pods["server"].root
+        request = urllib.request.Request(
+            f"{cluster.page.replace('127.0.0.1', 'localhost')}/metrics",
+            headers={"Authorization": f"Bearer {(root / 'own-token' / 'token').read_text().strip()}"},
         )
-    assert sum(one["samples"] for one in answer(done).values()) == 600
-    assert os.stat(server.root / "own-token" / "token").st_mode & 0o777 == 0o600
+        trusted = ssl.create_default_context(cafile=root / "tls" / "ca.crt")
+        with urllib.request.urlopen(request, context=trusted, timeout=DEADLINE_S) as reply:
+            metrics = reply.read().decode()
+    assert client.returncode == 0, errors[-4000:]
+    assert sum(one["samples"] for one in json.loads(output.splitlines()[-1]).values()) == 600
+    assert 'nfdt_jobs{state="succeeded"} 1.0' in metrics
+    assert os.stat(root / "own-token" / "token").st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("documents", [generate(*SMALL)], ids=["in-pod"])
+def test_a_worker_that_is_evicted_hands_over_within_the_time_that_its_pod_has(documents, pods, tmp_path):
+    """SIGTERM to the container's process; the worker of another pod goes on, and no sample is trained twice."""
+    (allowed,) = [
+        one["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+        for one in controllers(documents)
+        if component(one) == "worker"
+    ]
+    with running(pods, tmp_path) as cluster:
+        client = cluster.script(tmp_path / "script.py", EVICTED)
+        assert client.stdout.readline() == "trained\n"
+        began = time.monotonic()
+        evicted = cluster.offers["worker"]
+        evicted.send_signal(signal.SIGTERM)
+        assert evicted.wait(DEADLINE_S) == 0
+        assert time.monotonic() - began < allowed
+        offer = [*NFDT, *pods["worker"].command(*pods["worker"].containers)[1:]]
+        offer[offer.index("--server") + 1] = cluster.address
+        with (tmp_path / "log").open("a") as log:
+            following = subprocess.Popen([*offer, "--name", "following"], stderr=log, env=environment())
+        (tmp_path / "enough").touch()
+        try:
+            output, errors = client.communicate(timeout=DEADLINE_S)
+        finally:
+            stop(following)
+    assert client.returncode == 0, errors[-4000:]
+    epochs, workers = json.loads(output.splitlines()[-1])
+    assert sum(one["samples"] for one in workers.values()) == 600 * epochs
