@@ -75,6 +75,10 @@ class GroupPlan:
             return groups
         return tuple(part for members in groups for part in self.network.parts(members))
 
+    def asked_for(self, members: Sequence[int]) -> bool:
+        """Return whether the job's options name a group with these members, and perhaps others."""
+        return any(set(members) <= set(group) for group in self.explicit or ())
+
     def settle(self, groups: Groups) -> None:
         """Record that these groups have been formed, and the current speeds."""
         self._hysteresis = Hysteresis(groups, self._seconds(groups))

@@ -68,28 +68,21 @@ def returning_slots(
         machines: Machine of each member.
         elsewhere: Whether a member whose machine has no free slot may take one of another machine.
     """
+    chosen = free_seats(free, members, machines, elsewhere=elsewhere)
+    return [chosen[member] for member in members] if len(chosen) == len(members) else []
+
+
+def free_seats(
+    free: Sequence[PoolSlot], members: Sequence[int], machines: Mapping[int, MachineId], *, elsewhere: bool
+) -> dict[int, PoolSlot]:
+    """Return a slot for each member that can have one, its own machine before others; see :func:`returning_slots`."""
     queues = _by_machine(free)
     chosen = {member: queues[machines[member]].popleft() for member in members if queues.get(machines[member])}
-    left = [slot for queue in queues.values() for slot in queue]
-    for member in members:
-        if member not in chosen:
-            if not (elsewhere and left):
-                return []
-            chosen[member] = left.pop(0)
-    return [chosen[member] for member in members]
-
-
-def reachable_members(
-    free: Sequence[PoolSlot], members: Sequence[int], machines: Mapping[int, MachineId]
-) -> tuple[int, ...]:
-    """Return the members whose machines have a free slot for each."""
-    queues = _by_machine(free)
-    found = []
-    for member in members:
-        if queue := queues.get(machines[member]):
-            queue.popleft()
-            found.append(member)
-    return tuple(found)
+    left = deque(slot for queue in queues.values() for slot in queue)
+    for member in members if elsewhere else ():
+        if member not in chosen and left:
+            chosen[member] = left.popleft()
+    return chosen
 
 
 def _by_machine(slots: Sequence[PoolSlot]) -> dict[MachineId, deque[PoolSlot]]:

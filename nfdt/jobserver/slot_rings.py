@@ -22,7 +22,7 @@ from nfdt.jobserver.elastic_ring import ElasticSlotRing
 from nfdt.jobserver.job_log import JobLog
 from nfdt.jobserver.job_slots import JobSlots
 from nfdt.jobserver.outcome import SlotError
-from nfdt.jobserver.placement import MachineId, machine_of, place_groups, reachable_members, returning_slots
+from nfdt.jobserver.placement import MachineId, free_seats, machine_of, place_groups, returning_slots
 from nfdt.jobserver.pool_slot import PoolSlot
 from nfdt.jobserver.slot_ring import SlotRing
 from nfdt.launch.horovod import NAME, LaunchedRings
@@ -102,11 +102,14 @@ class SlotRings(RingMaker):
             self._machines = {member: machine_of(hello) for member, hello in slots.items()}
         self._server.pool.keep_reserved(self._job_id, len(slots))
 
-    def reachable(self, members: Sequence[int]) -> tuple[int, ...]:
-        """Return those of the waiting members whose machines have a free slot."""
-        free = self._fresh([slot for slot in self._server.pool.plain_slots("worker") if slot.job_id is None])
+    def reachable(self, members: Sequence[int], *, elsewhere: bool = False) -> tuple[int, ...]:
+        """Return those of the waiting members for which a slot is free; see :meth:`RingMaker.reachable`."""
+        slots = self._server.pool.plain_slots("worker")
+        free = self._fresh([slot for slot in slots if slot.job_id is None and not slot.away])
         with self._lock:
-            return reachable_members(free, members, self._machines)
+            seats = free_seats(free, members, self._machines, elsewhere=elsewhere and self.spans_machines)
+            self._machines |= {member: machine_of(slot.hello) for member, slot in seats.items()}
+        return tuple(member for member in members if member in seats)
 
     def claim(self, shape: RingShape) -> Ring:
         """Return the job's ring of this shape, or a new one, which takes its slots as soon as they are free."""

@@ -148,8 +148,12 @@ class RingMaker(ABC):
     def adopt(self, slots: Mapping[int, pb.SlotHello]) -> None:  # noqa: B027
         """Reserve the slots of the job's flat workers, by the worker's number, for its rings."""
 
-    def reachable(self, members: Sequence[int]) -> tuple[int, ...]:
-        """Return those of the waiting members whose machines have a free slot."""
+    def reachable(self, members: Sequence[int], *, elsewhere: bool = False) -> tuple[int, ...]:
+        """Return those of the waiting members whose machines have a free slot.
+
+        ``elsewhere``: also those that a free slot of another machine can have, if rings may span machines; that
+        machine is theirs from then on.
+        """
         return ()
 
     @abstractmethod

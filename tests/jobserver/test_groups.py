@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,9 @@ from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.job_slot import JobSlot
 from nfdt.jobserver.outcome import SlotError
+from nfdt.jobserver.topologies.group_recovery import SHRINK_S
 from nfdt.jobserver.topologies.groups import GroupsTopology
+from tests.support.clocks import ManualClock
 
 ROWS = 32
 
@@ -26,6 +29,8 @@ class Worlds:
         self.launched, self.ended, self.logged = [], [], []
         self.failure: dict[tuple[int, ...], str] = {}
         self._leaders: list[JobSlot] = []
+        self.free: tuple[int, ...] = ()  # members whose machines have a free slot
+        self.awaited: dict[tuple[int, ...], int] = {}
 
     # launcher
     in_slots, spans_machines, machines = False, True, ()
@@ -33,13 +38,20 @@ class Worlds:
     def place(self, groups, *, together):
         return True
 
+    def reachable(self, members, *, elsewhere=False):
+        return tuple(member for member in members if member in self.free)
+
     def claim(self, shape):
         self.launched.append(shape.members)
         members, outer = shape.members, self
 
         class Ring:
-            origin, awaited_slots = "mpirun", 0
+            origin = "mpirun"
             shape = SimpleNamespace(members=members)
+
+            @property
+            def awaited_slots(self):
+                return outer.awaited.get(members, 0)
 
             @property
             def failure(self):
@@ -58,7 +70,7 @@ class Worlds:
 
     # slots
     def acquire_leader(self, ring):
-        if ring.failure:
+        if ring.failure or ring.awaited_slots:
             return None
         job_slot = JobSlot(
             SimpleNamespace(), f"worker-{len(self._leaders)}", len(self._leaders), members=ring.shape.members
@@ -112,7 +124,7 @@ def group_slots(worlds: Worlds, **options) -> GroupsTopology:
         job_log=worlds.job_log,
         wait_for=wait_for,
         mailbox=SimpleNamespace(handle=lambda message: message()),
-        server=SimpleNamespace(launcher=None),
+        server=SimpleNamespace(launcher=None, clock=ManualClock()),
     )
     return GroupsTopology(parts, spec)
 
@@ -312,3 +324,84 @@ def test_a_step_is_measured_once_however_often_it_is_reported():
     review(slots)
     assert fresh > 0
     assert len(measured) == fresh
+
+
+class Coordinator:
+    """Coordinator that records which workers leave, and why."""
+
+    def __init__(self):
+        self.gone: list[str] = []
+
+    def left(self, worker, reason):
+        self.gone.append(worker)
+
+    def retire(self, worker):
+        self.gone.append(worker)
+
+
+def shrunk(worlds: Worlds, **options) -> tuple[GroupsTopology, Coordinator]:
+    """Return groups 0,1 and 2,3, of which the second has gone on without member 3."""
+    worlds.in_slots = True
+    slots, coordinator = formed(worlds, **options), Coordinator()
+    worlds.failure[2, 3] = "a machine is silent"
+    worlds.awaited[2, 3] = 2
+    slots.replace_lost(coordinator, 0.0)
+    del worlds.failure[2, 3]
+    worlds.free = (2,)
+    slots.replace_lost(coordinator, SHRINK_S)
+    slots.replace_lost(coordinator, SHRINK_S)
+    assert groups_of(slots) == [(0, 1), (2,)]
+    worlds.free = ()
+    return slots, coordinator
+
+
+@pytest.mark.parametrize("options", [{}, {"groups": "0,1;2,3"}], ids=["by_speed", "named"])
+def test_a_member_that_a_group_went_on_without_joins_it_again_when_there_is_a_slot(options):
+    worlds = Worlds(0.01, 0.01, 0.04, 0.04)
+    slots, coordinator = shrunk(worlds, **options)
+    leader, other = slots._leaders[2,], slots._leaders[0, 1]
+    slots.review(coordinator, None, 1e6)
+    assert groups_of(slots) == [(0, 1), (2,)]
+    worlds.free, worlds.awaited = (3,), {(2, 3): 2}
+    slots.review(coordinator, None, 1e6)
+    assert worlds.launched[-1] == (2, 3)
+    assert worlds.ended[-1] == (2,)
+    assert (leader.gone, other.gone) == (True, False)
+    assert coordinator.gone[-1] == leader.name
+    assert groups_of(slots) == [(0, 1)], "the others train meanwhile"
+    worlds.awaited = {}
+    slots.replace_lost(coordinator, 1.0)
+    assert groups_of(slots) == [(0, 1), (2, 3)]
+    assert [job_slot.members for job_slot in worlds.admitted] == [(2, 3)]
+
+
+def test_a_group_that_was_to_grow_goes_on_without_a_slot_that_is_gone_again():
+    worlds = Worlds(0.01, 0.01, 0.04, 0.04)
+    slots, coordinator = shrunk(worlds)
+    worlds.free, worlds.awaited = (3,), {(2, 3): 2}
+    slots.review(coordinator, None, 1e6)
+    worlds.free = (2,)
+    slots.replace_lost(coordinator, SHRINK_S)
+    slots.replace_lost(coordinator, SHRINK_S)
+    assert groups_of(slots) == [(0, 1), (2,)]
+
+
+def test_no_group_grows_for_little_that_is_left():
+    worlds = Worlds(0.01, 0.01, 0.04, 0.04)
+    slots, coordinator = shrunk(worlds)
+    worlds.free, slots._cost_s = (3,), 10.0
+    slots.review(coordinator, None, 15.0)
+    assert worlds.launched[-1] == (2,)
+    slots.review(coordinator, None, 25.0)
+    assert worlds.launched[-1] == (2, 3)
+
+
+def test_where_groups_stay_on_a_machine_a_member_joins_the_one_on_its_own():
+    worlds = Worlds(0.01, 0.01, 0.04, 0.04)
+    slots, coordinator = shrunk(worlds)
+    slots._plan.network = replace(slots._plan.network, machines=("a", "b", "b", "a"))
+    slots._plan.spans_machines, worlds.free = False, (3,)
+    slots._leaders.pop((0, 1)).gone = True
+    slots._leaders[0,] = worlds.acquire_leader(worlds.claim(SimpleNamespace(members=(0,))))
+    slots._rings_of[0,] = slots._rings_of.pop((0, 1))
+    assert slots._growing(slots._living(), 1e6) == {(0,): (0, 3)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.jobserver.placement import place_groups, reachable_members, returning_slots
+from nfdt.jobserver.placement import free_seats, place_groups, returning_slots
 from nfdt.jobserver.pool_slot import PoolSlot, SlotUser
 from nfdt.jobserver.slot_pool import SlotPool
 
@@ -49,7 +49,12 @@ def test_a_member_without_its_machine_may_go_elsewhere(elsewhere, expected):
     machines = {0: machine("a"), 1: machine("b")}
     found = returning_slots(slots("ac"), (0, 1), machines, elsewhere=elsewhere)
     assert [slot.name for slot in found] == expected
-    assert reachable_members(slots("ac"), (0, 1), machines) == (0,)
+
+
+@pytest.mark.parametrize(("elsewhere", "expected"), [(True, {0: "a", 1: "c"}), (False, {0: "a"})])
+def test_those_members_have_a_seat_for_which_there_is_a_slot(elsewhere, expected):
+    machines = {0: machine("a"), 1: machine("b"), 2: machine("b")}
+    assert names(free_seats(slots("ac"), (0, 1, 2), machines, elsewhere=elsewhere)) == expected
 
 
 def take(pool: SlotPool, job: str, count: int) -> int:

@@ -1,4 +1,7 @@
-"""Groups that have lost a rank: formed again with the same members, or with those whose machines are still there."""
+"""Groups that have lost a rank: formed again with the same members, or with those whose machines are still there.
+
+Between two epochs, members that a group went on without join it again, or another one, as soon as there are slots.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +58,13 @@ class GroupRecovery:
         lost = ", ".join(str(member) for member in members if member not in rest)
         self.job_log.write("warning", f"Group {name_of(members)} goes on without {lost}: their machines offer no slot.")
         return rest
+
+    def grow(self, members: Members, grown: Members, now: float) -> None:
+        """Record that a group is formed again with more members."""
+        self._since[grown] = now
+        self._attempts[grown] = 0
+        joining = ", ".join(str(member) for member in grown if member not in members)
+        self.job_log.write("info", f"Group {name_of(members)} is formed again with {joining}: slots are free.")
 
     def done(self, members: Members) -> None:
         """Record that a group trains again."""

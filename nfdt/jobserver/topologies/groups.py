@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
@@ -126,6 +127,10 @@ class GroupsTopology(Topology):
         self._read_reports()
         living = self._living()
         if not living or not self._plan.settled or self._recovery.forming:
+            return
+        if grown := self._growing(living, remaining_s):
+            self._grow(coordinator, grown)
+            self._share_out(self._living())
             return
         groups = self._plan.review(living, remaining_s, self._cost_s)
         if not groups:
@@ -297,6 +302,35 @@ class GroupsTopology(Topology):
             self._read_reports()
             self._announce("a group was formed again")
         return ready
+
+    def _growing(self, living: Groups, remaining_s: float) -> dict[Members, Members]:
+        """Return the groups that members without a group can join, each with its members then, where that pays.
+
+        While a group is formed again its members do not train.
+        """
+        placed = {member for members in self._rings_of for member in members}
+        absent = [member for member in range(self.spec.cluster.workers) if member not in placed]
+        after = {members: members for members in living}
+        for member in self._rings.reachable(absent, elsewhere=True) if absent else ():
+            fitting = {old: tuple(sorted((*new, member))) for old, new in after.items()}
+            fitting = {old: new for old, new in fitting.items() if self._plan.allowed((new,)) == (new,)}
+            if fitting:
+                joined = min(fitting, key=lambda old: (not self._plan.asked_for(fitting[old]), len(after[old]), old))
+                after[joined] = fitting[joined]
+        return {
+            old: new
+            for old, new in after.items()
+            if (len(new) - len(old)) * remaining_s > len(new) * self._cost_s and new != old
+        }
+
+    def _grow(self, coordinator: Coordinator, groups: Mapping[Members, Members]) -> None:
+        """Form groups again with more members; the others begin the next epoch without them."""
+        for members, grown in groups.items():
+            leader = self._leaders[members]
+            coordinator.retire(leader.name)
+            self._slots.shut_down(leader)
+            self._recovery.grow(members, grown, self.parts.server.clock.now())
+            self._replace(members, self._rings_of[members], grown)
 
     def _drop_leader(self, members: Members, coordinator: Coordinator) -> None:
         """Remove the leader of a ring that has ended, whose own end may be known only later."""
