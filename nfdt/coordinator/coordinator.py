@@ -138,7 +138,7 @@ class Coordinator(EpochSequence):
             applied: For each shard, those of the worker's tasks that it has applied.
         """
         for run in self._runs:
-            if run.training.book.resolve(worker, applied):
+            if run.training.resolve(worker, applied):
                 self._effects.progressed(self._clock.now(), self.epoch, run.training if run is self.run else None)
         self.advance()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from nfdt.coordinator.effect_queue import EffectQueue
+from nfdt.coordinator.epoch_metrics import EpochMetrics
 from nfdt.coordinator.epoch_plan import EpochPlanner
 from nfdt.coordinator.membership import LATE_S, Member, Membership
 from nfdt.coordinator.training import TrainingPhase
@@ -39,11 +40,14 @@ LEAST_S = 1e-6
 class Collecting:
     """Phase in which every worker of the epoch sends its untrained state and its metrics.
 
-    ``name`` is ``train`` for an epoch that only pauses.
+    ``name`` is ``train`` for an epoch that only pauses. ``metrics`` has what the workers have reported before.
     """
 
-    def __init__(self, epoch: int, workers: Mapping[str, int], name: str = "collect") -> None:
+    def __init__(
+        self, epoch: int, workers: Mapping[str, int], name: str = "collect", metrics: EpochMetrics | None = None
+    ) -> None:
         self.name = name
+        self._metrics = metrics or EpochMetrics()
         self.states: dict[str, EpochState] = {}
         self._epoch = epoch
         self._indices = dict(workers)
@@ -59,8 +63,11 @@ class Collecting:
     def absorb(self, member: Member, report: Report, now: float) -> bool:
         """Store the state."""
         state = report.epoch_state
+        if state is None and report.epoch == self._epoch and member.name in self._indices:
+            self._metrics.reported(member, report, report.finished)
         if state is None or state.epoch != self._epoch or member.name not in self._expected:
             return False
+        self._metrics.reported(member, report, report.finished)
         self.states[member.name] = state
         self._expected.discard(member.name)
         return True
@@ -94,9 +101,9 @@ class Collecting:
         """Return (worker index, steps, safetensors) of each state that counts."""
         return [(self._indices[w], s.steps, s.untrained) for w, s in self.states.items() if counts(w)]
 
-    def metrics(self) -> list[bytes]:
-        """Return the metric variables of each state, by worker index."""
-        return [self.states[w].metrics for w in sorted(self.states, key=self._indices.__getitem__)]
+    def metrics(self) -> bytes:
+        """Return the merged metric variables of all states, and of those that workers have reported before."""
+        return self._metrics.merged()
 
 
 class Validating:
@@ -297,7 +304,7 @@ class EpochRun:
     def look(self, now: float) -> None:
         """Go on without late workers."""
         if late := self.current.look(now, self._members):
-            text = f"Epoch {self.epoch + 1} does not wait for {', '.join(late)}: it ends without their metrics."
+            text = f"Epoch {self.epoch + 1} does not wait for {', '.join(late)}: its metrics count what they reported."
             self._effects.emit("log", worker=None, level="warning", text=text)
 
     def waiting_for(self) -> tuple[str, ...]:
@@ -310,7 +317,7 @@ class EpochRun:
         """Execute every transition that is due; return whether the epoch is over."""
         while True:
             if self.current is self.training and self.training.is_due_to_pause:
-                self.current = Collecting(self.epoch, self._taking_part(), "train")
+                self.current = self._collecting("train")
             if not self.current.done:
                 return False
             if isinstance(self.current, Summarising if self._planner.join is None else Validating):
@@ -360,25 +367,26 @@ class EpochRun:
     def _pause(self, collected: Collecting) -> None:
         """Publish the current state; emit that the job waits for the client and whether a step follows."""
         training = self.training
-        self._merger.show(collected.untrained(training.counts), merge_metric_states(collected.metrics()))
+        self._merger.show(collected.untrained(training.counts), collected.metrics())
         training.gate.pause(training.book.steps_finished)
         self.current = training
         self._effects.progress(self.epoch, training, pause=not training.book.done)
 
     def _collect(self, training: TrainingPhase) -> None:
         self._effects.progress(self.epoch, training)
-        self.current = Collecting(self.epoch, self._taking_part())
+        self.current = self._collecting("collect")
 
     def _flush(self, collected: Collecting) -> None:
         """Publish the state of the epoch's end, and let the shards store it with theirs."""
         if not self._flush_requested:
-            self._metrics = merge_metric_states(collected.metrics())
+            self._metrics = collected.metrics()
             self._merger.show(collected.untrained(self.training.counts), self._metrics)
             self._flush_requested = True
             self._effects.add(FlushShards(self.epoch))
 
-    def _taking_part(self) -> dict[str, int]:
-        return {m.name: m.index for m in self._members.in_epoch(self.epoch)}
+    def _collecting(self, name: str) -> Collecting:
+        workers = {m.name: m.index for m in self._members.in_epoch(self.epoch)}
+        return Collecting(self.epoch, workers, name, self.training.metrics)
 
     def _validate(self) -> None:
         self._merger.settle()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from nfdt.coordinator.decisions import Decisions, lease_s
+from nfdt.coordinator.epoch_metrics import EpochMetrics
 from nfdt.coordinator.membership import LATE_S, Member, Membership
 from nfdt.coordinator.progress import RunningLogs
 from nfdt.core.work.instructions import BeginEpoch, Instruction, Report, TaskTime, Wait, Work
@@ -113,7 +114,7 @@ class TrainingPhase:
         gate: Gate,
     ) -> None:
         self.book = book
-        self.logs = RunningLogs()
+        self.logs, self.metrics = RunningLogs(), EpochMetrics()
         self.gate = gate
         self._begin = begin
         self._policy = decisions.policy
@@ -123,6 +124,7 @@ class TrainingPhase:
         self._untrained = b""  # state that replaces the workers' own
         self._given = set[str]()  # the workers that have it
         self._late_from, self._missing = -math.inf, -1  # nobody is late before, while so many are lost or suspected
+        self._backed_up: dict[str, frozenset[int]] = {}  # tasks of late workers that a worker holds
         self._divided = not gate.open  # a reserved share could keep all other workers from a permitted step
         self._divide()
 
@@ -167,6 +169,7 @@ class TrainingPhase:
             return ()
         tasks = self.book.back_up(worker, late, leases.size_of_rest(member, self._members.ready(), self.book.leased))
         if tasks:
+            self._backed_up[worker] = frozenset(task.task for task in tasks)
             self._policy.started(worker, len(tasks))
             member.pulls, member.leased_at = (False, False), max(now, member.free_at)
         return tasks
@@ -221,9 +224,9 @@ class TrainingPhase:
         untrained = b"" if member.name in self._given else self._untrained
         # A request ahead commits to a step that the client may not have permitted yet.
         ahead = self.gate.open and self._decisions.leases.looks_ahead(member, len(tasks), self.book)
-        overlap = self._decisions.plan.overlap
-        budget_s = BUDGET * lease_s(len(self._members.ready()))
-        return Work(self._begin.epoch, tasks, budget_s, overlap, untrained, *member.pulls, look_ahead=ahead)
+        overlap, apart = self._decisions.plan.overlap, tasks[0].task in self._backed_up.get(member.name, ())
+        budget_s, options = BUDGET * lease_s(len(self._members.ready())), {"look_ahead": ahead, "apart": apart}
+        return Work(self._begin.epoch, tasks, budget_s, overlap, untrained, *member.pulls, **options)
 
     def replaced(self, untrained: bytes) -> None:
         """Replace the state of every worker while the epoch is paused."""
@@ -238,6 +241,9 @@ class TrainingPhase:
         name, samples = member.name, report.samples
         computes = len(report.in_flight) > self._decisions.plan.overlap  # it has begun one task more than it has pushed
         member.free_at = now + (self._decisions.speeds.step_s(name) or 0.0 if computes else 0.0)
+        shared = [n for n in report.finished if self.book.is_shared(name, n)]
+        if report.epoch == self._begin.epoch:
+            self.metrics.reported(member, report, shared)
         tasks = [task for n in report.finished if (task := self._finish(name, n, samples.get(n)))]
         if report.finished or report.in_flight:
             self._given.add(member.name)
@@ -266,6 +272,13 @@ class TrainingPhase:
     def lost(self, worker: str) -> int:
         """Take back the tasks of a lost worker; see :meth:`LeaseBook.lose`."""
         return self.book.lose(worker)
+
+    def resolve(self, worker: str, applied: Sequence[Collection[int]]) -> int:
+        """Finish those tasks of a lost worker that all shards have applied; see :meth:`LeaseBook.resolve`."""
+        doubtful = self.book.doubtful(worker)
+        lacking = [task for task in doubtful if not (applied and all(task in shard for shard in applied))]
+        self.metrics.repeated(worker, lacking)
+        return self.book.resolve(worker, applied)
 
     def rewind(self) -> int:
         """Requeue what the shards have lost; return its samples."""

@@ -53,6 +53,10 @@ class HeldTasks:
         """Return the tasks that the worker holds, without those whose numbers are in ``begun``."""
         return tuple(task for number, task in self._held.get(worker, {}).items() if number not in begun)
 
+    def holds(self, worker: str, number: int) -> bool:
+        """Return whether the worker holds a task."""
+        return number in self._held.get(worker, {})
+
     def holders_of(self, number: int) -> tuple[str, ...]:
         """Return the workers that hold a task."""
         return tuple(worker for worker, tasks in self._held.items() if number in tasks)

@@ -109,6 +109,10 @@ class LeaseBook:
         """Return the other workers that hold a task, after :meth:`back_up`."""
         return self._held.others(worker, task)
 
+    def is_shared(self, worker: str, task: int) -> bool:
+        """Whether other workers hold a task, or have finished it: the worker does not hold it alone."""
+        return not self._held.holds(worker, task) or bool(self.also_held_by(worker, task))
+
     @property
     def unsettled_bytes(self) -> int:
         """Size of the streamed batches that are finished and not settled."""

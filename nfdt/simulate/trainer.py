@@ -153,6 +153,13 @@ class Trainer:
         gradients = [result.gradient for result in results]
         return _union(gradients, tasks, [result.denominator for result in results], logs)
 
+    def apart(self, ended: Callable[[], StepGradient]) -> tuple[StepGradient, bytes]:
+        """End a step whose metrics count apart; return its result and these metrics."""
+        held = self._metrics.set_aside()
+        result, counted = ended(), self._metrics.collect()
+        self._metrics.take_back(held)
+        return result, counted
+
     def collect(self, worker: int) -> tuple[bytes, bytes]:
         """Return a worker's untrained state and metrics; the first worker's metrics include those of all workers."""
         self._load(worker)

@@ -164,6 +164,7 @@ class SimulatedWorker(LoopDriver):
         self._clock = self.agenda.now
         self._loop = WorkerLoop(self, self._clock)
         self.statistics = self._loop.statistics
+        self._apart, self._counted_apart = False, b""
         self._ahead: Signal | None = None  # fires with the answer to a request that was made ahead
 
     def run(self) -> ActivitySteps:
@@ -226,6 +227,15 @@ class SimulatedWorker(LoopDriver):
                 return ins.Report(summary=self.trainer.summarise(instruction))
         return ins.Report()
 
+    def begin_apart(self) -> None:
+        """Count the metrics of the next task apart from those that all workers share."""
+        self._apart = True
+
+    def end_apart(self) -> bytes:
+        """Return the metrics that were counted apart."""
+        self._apart = False
+        return self._counted_apart
+
     def pull(self) -> ActivitySteps:
         """Let a request and the weights travel."""
         yield from self.client.travel()
@@ -248,7 +258,10 @@ class SimulatedWorker(LoopDriver):
         seconds = self._seconds(parts)
         computed = self.trainer.begin_gradient(self.index, held, [part for _, part in parts])
         yield seconds
-        result = computed()
+        if self._apart:
+            result, self._counted_apart = self.trainer.apart(computed)
+        else:
+            result = computed()
         return Step(result.gradient, samples_of(task), result.logs, seconds, result.denominator)
 
     def rate(self, samples: int, denominator: float) -> float:

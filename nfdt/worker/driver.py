@@ -42,7 +42,7 @@ class Step:
 class LoopDriver:
     """Base class of drivers.
 
-    The loop calls the first four methods itself. It yields the others, which may wait. Where a driver cannot block its
+    The loop calls the first seven methods itself. It yields the others, which may wait. Where a driver cannot block its
     thread, such a method returns a generator.
 
     Args:
@@ -73,6 +73,17 @@ class LoopDriver:
     def rate(self, samples: int, denominator: float) -> float:
         """Return the factor of the learning rate of a vector of so many samples with this denominator."""
         return self.spec.rate_of(samples, denominator)
+
+    def metrics(self) -> bytes:
+        """Return the state of the metrics since the epoch began; empty if it is not known."""
+        return b""
+
+    def begin_apart(self) -> None:
+        """Count the metrics of the next task apart from those of the epoch."""
+
+    def end_apart(self) -> bytes:
+        """Return the metrics that were counted apart, and count those of the epoch again."""
+        return b""
 
     def ask(self, report: ins.Report) -> Any:
         """Send a report; return the next instruction."""

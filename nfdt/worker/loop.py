@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +25,8 @@ from nfdt.core.work.tasks import Task
 from nfdt.model.training.metric_states import numbers
 from nfdt.worker.driver import LoopDriver, Step, Want
 from nfdt.worker.pipeline import ShardsMoved
+
+METRICS_SHARE = 0.01  # of a worker's time, at most, in which it takes states of its metrics to report them
 
 
 class TaskTimes:
@@ -87,6 +90,11 @@ class WorkerLoop:
         self.statistics, self._times = WorkerStatistics(), TaskTimes(clock)
         self._finished: list[tuple[Task, int]] = []  # not reported yet
         self._unpushed: list[tuple[Task, int]] = []  # of the steps whose result has not been sent
+        self._apart: dict[int, bytes] = {}  # metrics of tasks that are not reported yet, and count apart
+        self._metrics_after = -np.inf  # time from which another state of the metrics may be taken
+        algorithm, consistency = driver.spec.algorithm, driver.spec.algorithm.consistency_facts
+        # Where others take over the tasks of a late worker, its metrics must be known until then.
+        self._reports_metrics = algorithm.topology_facts.flat and not (consistency.synchronous or consistency.bounded)
         self._asked_ahead = False
         self._validated: int | None = None  # the epoch whose final weights the pipeline holds, exactly
         self._epoch = self.epoch_steps = 0
@@ -130,7 +138,21 @@ class WorkerLoop:
         in_flight = frozenset((*(task.task for sent in self._pipeline.in_flight for task, _ in sent), *begun))
         samples, self._finished = {task.task: samples for task, samples in self._finished}, []
         report = replace(report, finished=tuple(samples), samples=samples, times=self._times.taken(samples))
+        if samples:
+            report = self._counted(report)
         return replace(report, epoch=self._epoch, logs=self._logs, in_flight=in_flight)
+
+    def _counted(self, report: ins.Report) -> ins.Report:
+        """Add the metrics of finished tasks to a report."""
+        apart = {task: self._apart.pop(task) for task in report.finished if task in self._apart}
+        began = self._clock()
+        if not self._reports_metrics or began < self._metrics_after:
+            return replace(report, apart=apart)
+        metrics, ended = self._driver.metrics(), self._clock()
+        self._metrics_after = ended + (ended - began) / METRICS_SHARE
+        computed = chain(self._unpushed, *self._pipeline.in_flight)
+        counted = frozenset(task.task for task, _ in computed if task.task not in self._apart)
+        return replace(report, apart=apart, metrics=metrics, counted=counted)
 
     def _execute(self, instruction: ins.Instruction) -> Generator[Want, Any, ins.Report]:
         if isinstance(instruction, ins.Work):
@@ -164,7 +186,8 @@ class WorkerLoop:
         """Drop everything done with the shards before; return an empty report."""
         self._pipeline.drop()
         self._times = TaskTimes(self._clock)
-        self._finished, self._unpushed, self._asked_ahead, self._validated = [], [], False, None
+        self._finished, self._unpushed, self._apart = [], [], {}
+        self._asked_ahead, self._validated = False, None
         yield (self._driver.move,)
         return ins.Report()
 
@@ -187,8 +210,12 @@ class WorkerLoop:
             if following is None and work.look_ahead:
                 self._asked_ahead = True
                 yield self._driver.ask_ahead, self._filled(ins.Report(), task.task)
+            if work.apart:
+                self._driver.begin_apart()
             step = yield from self._train_on(task, want_weights=not work.no_weights)
             yield self._driver.overlap, step, following
+            if work.apart:
+                self._apart[task.task] = self._driver.end_apart()
             yield from self._await_replies(overlap)
             self._times.spent(task.task, self.statistics.compute_s)
             logs = step.logs

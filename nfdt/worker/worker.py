@@ -35,6 +35,7 @@ from nfdt.model.training.graph_source import RowTaker
 from nfdt.model.training.host_batches import rows_of
 from nfdt.model.training.job_model import JobModel
 from nfdt.model.training.metric_states import numbers
+from nfdt.model.training.metrics import MetricsAside
 from nfdt.model.training.predict import OUTPUT_BYTES, dump_outputs
 from nfdt.model.training.steps import BuiltProgram, is_reusable
 from nfdt.transport.base import PendingRows, Pulled
@@ -129,6 +130,7 @@ class Worker(LoopDriver):
             steps.prediction_step(model, layout),
         )
         self._requested: tuple[PreparedBatch, int, PendingRows] | None = None  # rows of a batch, and for which reply
+        self._of_the_epoch: MetricsAside | None = None  # while a task is counted apart
         self._other_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{name} looks ahead")
         self._ahead: Future[ins.Instruction] | None = None  # answer to a request that was made ahead
         self._batch: tuple[Task, PreparedBatch] | None = None  # of the task that begins next
@@ -252,6 +254,21 @@ class Worker(LoopDriver):
         if self._evaluated_rows is None:
             return held.weights
         return RowVector(held.weights, self._client.begin_lookup(self._evaluated_rows(batch), held.sequence).result())
+
+    def metrics(self) -> bytes:
+        """Return the state of the metrics since the epoch began."""
+        return self._job.metrics.collect()
+
+    def begin_apart(self) -> None:
+        """Count the metrics of the next task apart from those of the epoch."""
+        self._of_the_epoch = self._job.metrics.set_aside()
+
+    def end_apart(self) -> bytes:
+        """Return the metrics that were counted apart, and count those of the epoch again."""
+        assert self._of_the_epoch is not None, "a task has begun to count apart"
+        counted = self._job.metrics.collect()
+        self._job.metrics.take_back(self._of_the_epoch)
+        return counted
 
     def move(self) -> None:
         """Connect to the shards announced last."""

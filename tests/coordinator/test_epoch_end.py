@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nfdt.coordinator import epoch_metrics
 from nfdt.coordinator.epoch_run import Collecting, Summarising, Validating
 from nfdt.coordinator.membership import Member
 from nfdt.core.work.instructions import CollectState, EpochState, Evaluate, Evaluated, Report, Summarise, Summary, Wait
@@ -16,7 +17,7 @@ def state(epoch: int = 3, steps: int = 1, text: bytes = b"m") -> Report:
     return Report(epoch_state=EpochState(epoch, b"u" + text, text, steps))
 
 
-def test_states_are_collected_once_from_all_workers_that_took_part():
+def test_states_are_collected_once_from_all_workers_that_took_part(monkeypatch):
     phase = Collecting(3, {"b": 1, "a": 0})
     assert phase.waiting_for() == ("a", "b")
     assert phase.instruct(A, 0.0) == CollectState(3, over=True)
@@ -29,8 +30,11 @@ def test_states_are_collected_once_from_all_workers_that_took_part():
     assert (phase.done, phase.waiting_for()) == (False, ("a",))
     assert phase.absorb(A, state(text=b"A"), 0.0)
     assert phase.done
+    merged: list[list[bytes]] = []
+    monkeypatch.setattr(epoch_metrics, "merge_metric_states", merged.append)
+    phase.metrics()
     assert sorted(phase.untrained(lambda worker: True)) == [(0, 1, b"uA"), (1, 5, b"uB")]
-    assert phase.metrics() == [b"A", b"B"]  # by index, not by order of arrival
+    assert merged == [[b"A", b"B"]]  # by index, not by order of arrival
 
 
 def test_no_phase_waits_for_the_state_of_a_worker_that_is_gone():
@@ -38,7 +42,7 @@ def test_no_phase_waits_for_the_state_of_a_worker_that_is_gone():
     assert phase.absorb(A, state(), 0.0)
     assert phase.lost("b") == phase.lost("b") == 0
     assert phase.done
-    assert phase.metrics() == [b"m"]
+    assert phase.metrics() == b"m"
 
 
 def validating(rows: int, workers: int) -> Validating:

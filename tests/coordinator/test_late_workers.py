@@ -4,8 +4,9 @@ import pytest
 
 from nfdt.consistency import make_policy
 from nfdt.coordinator.decisions import Decisions
-from nfdt.coordinator.membership import Membership
-from nfdt.core.work.instructions import BeginEpoch, CollectState, Evaluate, Summarise, TaskTime, Wait, Work
+from nfdt.coordinator.epoch_metrics import EpochMetrics
+from nfdt.coordinator.membership import Member, Membership
+from nfdt.core.work.instructions import BeginEpoch, CollectState, Evaluate, Report, Summarise, TaskTime, Wait, Work
 from nfdt.schedulers.leases import LeaseBook
 from nfdt.schedulers.sources import PlannedTasks
 from nfdt.schedulers.tasks import TaskPlan
@@ -218,3 +219,58 @@ def test_a_share_that_a_silent_worker_has_not_begun_is_trained_by_others():
     others = [finish(cluster, B) for _ in range(4)]
     assert isinstance(others[-1], CollectState)
     assert cluster.coordinator.run.training.book.samples_finished == 32
+
+
+def end_of(cluster, *silent):
+    """Let the job end, without the silent workers; return the data of its last epoch."""
+    for name in silent:
+        cluster.workers.pop(name)
+    for _ in range(400):
+        if cluster.of("epoch_end"):
+            break
+        for name in list(cluster.workers):
+            cluster.turn(name)
+        cluster.flush()
+        pass_time(cluster, 0.1, *silent)
+    return cluster.of("epoch_end")[-1]
+
+
+def test_the_metrics_have_the_finished_tasks_of_a_worker_whose_state_is_missing():
+    cluster = two_workers(80, epochs=2, interactive=False)
+    hold_the_last_task(cluster)
+    pass_time(cluster, 2.6, A)
+    end = end_of(cluster, A)
+    assert end["samples"] == end["logs"]["seen"] == 80
+
+
+@pytest.mark.parametrize("reports", ["before", "with its state", "never"])
+def test_a_task_that_two_workers_have_computed_counts_once(reports):
+    cluster = two_workers(80, epochs=2, interactive=False)
+    hold_the_last_task(cluster)
+    pass_time(cluster, 1.2)
+    cluster.workers[B].ask()
+    cluster.workers[A].do()
+    if reports == "before":
+        cluster.workers[A].ask()
+    cluster.workers[B].do()
+    cluster.workers[B].ask()
+    end = end_of(cluster, *([A] if reports == "never" else []))
+    assert end["samples"] == end["logs"]["seen"] == 80
+
+
+def test_a_lost_worker_s_finished_tasks_stay_in_the_metrics():
+    cluster = two_workers(80, epochs=2, interactive=False)
+    finish(cluster, A)
+    cluster.kill(A)
+    end = end_of(cluster)
+    assert end["samples"] == end["logs"]["seen"] == 80
+
+
+def test_metrics_of_a_lost_worker_that_count_a_task_which_is_trained_again_are_dropped():
+    metrics, report = EpochMetrics(), Report(finished=(1,), metrics=b"first", counted=frozenset({2}))
+    metrics.reported(Member("a", 0, 0.0), report, ())
+    metrics.reported(Member("b", 1, 0.0), Report(finished=(3,), metrics=b"second"), ())
+    metrics.repeated("a", [3])
+    metrics.repeated("b", [2])
+    metrics.repeated("a", [2])
+    assert metrics.merged() == b"second"

@@ -138,6 +138,16 @@ class SimulatedWorker(LoopDriver):
         self._now += time.compute_s + time.exchange_s
         return Step(np.zeros(1, np.float32), task.samples, {"loss": np.float64(self.index)}, time.compute_s)
 
+    def metrics(self):
+        return dump_arrays({"sum/0": np.array(float(self.samples))})
+
+    def begin_apart(self):
+        self.others, self.samples = self.samples, 0
+
+    def end_apart(self):
+        counted, self.samples = self.metrics(), self.others
+        return counted
+
     def execute(self, instruction):
         match instruction:
             case BeginEpoch(epoch, untrained):
@@ -145,7 +155,7 @@ class SimulatedWorker(LoopDriver):
                 self.begun.append((epoch, untrained))
             case CollectState(epoch):
                 state = encode_arrays([np.array([float(self.index)])])
-                metrics = dump_arrays({"sum/0": np.array(float(self.samples))})
+                metrics = self.metrics()
                 return Report(epoch_state=EpochState(epoch, state, metrics, self._loop.epoch_steps))
             case Evaluate(epoch, tasks):
                 metrics = dump_arrays({"sum/0": np.array(float(sum(t.stop - t.start for t in tasks)))})

@@ -7,6 +7,7 @@ from keras import metrics as km
 from keras import ops
 
 from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.arrays.safetensors_io import load_arrays
 from nfdt.core.errors import CaptureError, ShapeMismatch
 from nfdt.model.backends.tensorflow_step import step_logs
 from nfdt.model.training.metric_states import merge_metric_states, numbers
@@ -239,3 +240,31 @@ def test_a_result_that_is_no_number_is_refused_by_name(small):
     small.extra = Text(name="how_much")
     with pytest.raises(CaptureError, match="'how_much'.*much"):
         ModelMetrics(small).logs(counted(small, [(8, None)]), {})
+
+
+def test_metrics_that_are_set_aside_lack_what_is_counted_meanwhile(evaluated, model, data):
+    """Also metrics whose variables appear with their first update."""
+    (whole,) = evaluated([slice(0, 2 * BATCH)])
+    fresh = keras.Sequential([keras.Input((3,)), keras.layers.Dense(CLASSES, "softmax")])
+    fresh.set_weights(model.get_weights())
+    fresh.compile("sgd", "categorical_crossentropy", metrics=all_kinds(), weighted_metrics=["mae"])
+    worker, parts = ModelMetrics(fresh), []
+
+    def count(rows):
+        for x, y, weight in batches(data, rows):
+            fresh.test_on_batch(x, y, weight, return_dict=True)
+            worker.stepped(len(x))
+
+    worker.reset()
+    for first in (slice(0, 0), slice(0, BATCH)):
+        count(first)
+        held = worker.set_aside()
+        count(slice(BATCH, 2 * BATCH))
+        parts.append(worker.collect())
+        worker.take_back(held)
+    expected = ModelMetrics(model).logs(whole, {})
+    logs = ModelMetrics(model).logs(merge_metric_states([worker.collect(), parts[1]]), {})
+    assert logs.keys() == expected.keys()
+    for name, value in logs.items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
+    assert load_arrays(parts[0])["steps"] == load_arrays(parts[1])["steps"] == 1

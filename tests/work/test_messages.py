@@ -59,6 +59,7 @@ REPORTS = [
         in_flight=frozenset({7, 5}),
         samples={3: 8, 4: 2},
     ),
+    ins.Report(finished=(4, 3), metrics=b"m", counted=frozenset({5}), apart={4: b"one"}),
     ins.Report(epoch_state=ins.EpochState(1, b"u", b"m", 9)),
     ins.Report(evaluated=ins.Evaluated(1, (0, 2), b"m")),
     ins.Report(summary=ins.Summary({"loss": 1.0, "f1": [0.5, [2.0]]}, {"loss": 2.0})),

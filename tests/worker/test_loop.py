@@ -89,6 +89,7 @@ class Driver(LoopDriver):
         super().__init__(job(), Shards(self))
         self.wanted, self.computed, self.flying, self.pushed, self.reported = [], [], [], [], []
         self.unpushed, self.ahead, self.last_begun = [], None, None
+        self.metered, self.others, self.aparts = [], None, set()
         self.loop = WorkerLoop(self, lambda: float(len(self.wanted)))
 
     def run(self):
@@ -123,6 +124,16 @@ class Driver(LoopDriver):
     def moved(self):
         return self.moves
 
+    def metrics(self):
+        return bytes(self.metered)
+
+    def begin_apart(self):
+        self.others, self.metered = self.metered, []
+
+    def end_apart(self):
+        counted, self.metered, self.others = self.metrics(), self.others, None
+        return counted
+
     # ---- the wants
 
     def ask(self, report):
@@ -145,6 +156,7 @@ class Driver(LoopDriver):
         assert not self.unpushed or self.due is not None, "a step whose gradient was not pushed"
         assert len(self.pipeline.in_flight) <= OVERLAP
         self.computed.append(task.task)
+        self.metered.append(task.task)
         self.flying.append(len(self.pipeline.in_flight))
         self.unpushed.append(task.task)
         if self.due is None:
@@ -177,6 +189,15 @@ class Driver(LoopDriver):
         assert set(report.times) <= set(report.samples) == set(report.finished)
         assert begun or not self.unpushed or self.moves, "work that is reported as finished is not on the shards"
         self.reported += [(self.incarnation, task) for task in report.finished]
+        self.check_metrics(report)
+
+    def check_metrics(self, report):
+        """Check that a report's metrics count what was reported and what it names, and each task that counts apart."""
+        assert report.apart == {task: bytes([task]) for task in report.apart}
+        self.aparts |= report.apart.keys()
+        if report.metrics and not self.incarnation:
+            whole = {task for _, task in self.reported} | report.counted
+            assert {*report.metrics} == whole - self.aparts
 
     @property
     def pushed_here(self):
@@ -220,6 +241,15 @@ def test_a_gradient_is_computed_while_as_many_pushes_as_allowed_are_unanswered(o
     driver = Driver([work(0, 1, 2, 3, overlap=overlap)])
     driver.run()
     assert driver.flying == flying
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_tasks_that_another_worker_may_count_are_counted_apart(overlap):
+    lease = work(2, 3, overlap=overlap, apart=True)
+    driver = Driver([ins.BeginEpoch(0, b"", 0), work(0, 1, overlap=overlap), lease, ins.Wait(), work(4)])
+    driver.run()
+    assert driver.aparts == {2, 3}
+    assert driver.metered == [0, 1, 4]
 
 
 def test_steps_count_from_the_state_that_a_worker_was_given():

@@ -760,6 +760,8 @@ class NextRequest(google.protobuf.message.Message):
     JOB_TOKEN_FIELD_NUMBER: builtins.int
     SUPPLY_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
+    METRICS_FIELD_NUMBER: builtins.int
+    COUNTED_FIELD_NUMBER: builtins.int
     BUSY_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     worker: builtins.str
@@ -776,6 +778,8 @@ class NextRequest(google.protobuf.message.Message):
     """the worker's, from its assignment"""
     incarnation: builtins.int
     """of the shards that the worker uses; an older one is answered by MoveShards"""
+    metrics: builtins.bytes
+    """this worker's metrics of the epoch, safetensors; empty: not taken"""
     busy: builtins.bool
     """a sign of life and nothing else: still at what it was told; answered at once"""
     @property
@@ -802,6 +806,10 @@ class NextRequest(google.protobuf.message.Message):
     def supply(self) -> Global___Supply:
         """of a worker that makes its batches itself"""
 
+    @property
+    def counted(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """tasks that they count and that are not finished"""
+
     def __init__(
         self,
         *,
@@ -820,10 +828,12 @@ class NextRequest(google.protobuf.message.Message):
         job_token: builtins.str = ...,
         supply: Global___Supply | None = ...,
         incarnation: builtins.int = ...,
+        metrics: builtins.bytes = ...,
+        counted: collections.abc.Iterable[builtins.int] | None = ...,
         busy: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["epoch_state", b"epoch_state", "evaluated", b"evaluated", "supply", b"supply"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["busy", b"busy", "call", b"call", "epoch", b"epoch", "epoch_state", b"epoch_state", "evaluated", b"evaluated", "finished", b"finished", "in_flight", b"in_flight", "incarnation", b"incarnation", "job_id", b"job_id", "job_token", b"job_token", "logs", b"logs", "statistics_json", b"statistics_json", "summary_json", b"summary_json", "supply", b"supply", "wait_s", b"wait_s", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["busy", b"busy", "call", b"call", "counted", b"counted", "epoch", b"epoch", "epoch_state", b"epoch_state", "evaluated", b"evaluated", "finished", b"finished", "in_flight", b"in_flight", "incarnation", b"incarnation", "job_id", b"job_id", "job_token", b"job_token", "logs", b"logs", "metrics", b"metrics", "statistics_json", b"statistics_json", "summary_json", b"summary_json", "supply", b"supply", "wait_s", b"wait_s", "worker", b"worker"]) -> None: ...
 
 Global___NextRequest: typing_extensions.TypeAlias = NextRequest
 
@@ -859,12 +869,15 @@ class Finished(google.protobuf.message.Message):
     SAMPLES_FIELD_NUMBER: builtins.int
     COMPUTE_S_FIELD_NUMBER: builtins.int
     EXCHANGE_S_FIELD_NUMBER: builtins.int
+    METRICS_FIELD_NUMBER: builtins.int
     task: builtins.int
     samples: builtins.int
     compute_s: builtins.float
     """computing the gradient"""
     exchange_s: builtins.float
     """the rest of the task's wall time: communication that nothing hid, reading rows"""
+    metrics: builtins.bytes
+    """of this task alone, where they count apart"""
     def __init__(
         self,
         *,
@@ -872,8 +885,9 @@ class Finished(google.protobuf.message.Message):
         samples: builtins.int = ...,
         compute_s: builtins.float = ...,
         exchange_s: builtins.float = ...,
+        metrics: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["compute_s", b"compute_s", "exchange_s", b"exchange_s", "samples", b"samples", "task", b"task"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["compute_s", b"compute_s", "exchange_s", b"exchange_s", "metrics", b"metrics", "samples", b"samples", "task", b"task"]) -> None: ...
 
 Global___Finished: typing_extensions.TypeAlias = Finished
 
@@ -1089,6 +1103,7 @@ class Work(google.protobuf.message.Message):
     PULL_FIELD_NUMBER: builtins.int
     NO_WEIGHTS_FIELD_NUMBER: builtins.int
     LOOK_AHEAD_FIELD_NUMBER: builtins.int
+    APART_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     budget_s: builtins.float
     overlap: builtins.int
@@ -1099,6 +1114,8 @@ class Work(google.protobuf.message.Message):
     """in the answers to these tasks' pushes: they would be too old"""
     look_ahead: builtins.bool
     """call Next for the following work when the last of these tasks begins"""
+    apart: builtins.bool
+    """another worker may have counted these tasks: their metrics come with Finished"""
     @property
     def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Task]: ...
     def __init__(
@@ -1112,8 +1129,9 @@ class Work(google.protobuf.message.Message):
         pull: builtins.bool = ...,
         no_weights: builtins.bool = ...,
         look_ahead: builtins.bool = ...,
+        apart: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["budget_s", b"budget_s", "epoch", b"epoch", "look_ahead", b"look_ahead", "no_weights", b"no_weights", "overlap", b"overlap", "pull", b"pull", "tasks", b"tasks", "untrained", b"untrained"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["apart", b"apart", "budget_s", b"budget_s", "epoch", b"epoch", "look_ahead", b"look_ahead", "no_weights", b"no_weights", "overlap", b"overlap", "pull", b"pull", "tasks", b"tasks", "untrained", b"untrained"]) -> None: ...
 
 Global___Work: typing_extensions.TypeAlias = Work
 

@@ -41,7 +41,8 @@ class Work:
     begun are returned. ``overlap`` pushes may be unanswered while it computes. ``untrained`` (safetensors) replaces the
     untrained state first, unless it is empty. ``pull``: train on weights pulled now, not on the reply to the last push.
     ``no_weights``: the replies to these tasks' pushes need no weights, which would be stale. ``look_ahead``: request
-    the following work when the last of these tasks begins, with that task in flight.
+    the following work when the last of these tasks begins, with that task in flight. ``apart``: count the metrics of
+    each of these tasks apart from those of the epoch, because another worker may count them.
     """
 
     epoch: int
@@ -52,6 +53,7 @@ class Work:
     pull: bool = False
     no_weights: bool = False
     look_ahead: bool = False
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,9 @@ class Report:
     ``times`` are the durations of finished tasks, by their numbers, where the worker measured them; ``samples`` are
     their samples. ``in_flight`` are tasks that have begun and not finished; the worker accepts more tasks anyway.
     ``supply`` is that of a worker that makes its batches itself.
+    ``metrics`` is the state of the worker's metrics of the epoch; empty: it was not taken. It counts all tasks reported
+    so far, and those in ``counted``, which are not finished, but none of those that count apart: ``apart`` has the
+    metrics of each finished one of them, by its number.
     ``busy``: the worker still executes its last instruction and advances; all other fields are empty.
     """
 
@@ -227,6 +232,9 @@ class Report:
     busy: bool = False
     samples: Mapping[int, int] = field(default_factory=dict)
     supply: Supply | None = None
+    metrics: bytes = b""
+    counted: frozenset[int] = frozenset()
+    apart: Mapping[int, bytes] = field(default_factory=dict)
 
 
 # ---- effects of the coordinator, drained by the servicer

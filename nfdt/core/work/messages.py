@@ -53,6 +53,9 @@ def to_report(request: pb.NextRequest) -> ins.Report:
         times={done.task: time for done in request.finished if (time := _to_time(done)) is not None},
         samples={done.task: done.samples for done in request.finished if done.samples},
         supply=_read(ins.Supply, request.supply) if request.HasField("supply") else None,
+        metrics=request.metrics,
+        counted=frozenset(request.counted),
+        apart={done.task: done.metrics for done in request.finished if done.metrics},
     )
 
 
@@ -176,6 +179,8 @@ def to_request(report: ins.Report) -> pb.NextRequest:
         logs=dict(itertools.islice(report.logs.items(), MAX_LOGS)),  # of the progress bar; metrics have no limit
         in_flight=sorted(report.in_flight),
         busy=report.busy,
+        metrics=report.metrics,
+        counted=sorted(report.counted),
         **answers,
     )
     if (summary := report.summary) is not None:
@@ -186,7 +191,9 @@ def to_request(report: ins.Report) -> pb.NextRequest:
 
 def _write_finished(report: ins.Report, task: int) -> pb.Finished:
     time = report.times.get(task, _UNMEASURED)
-    return pb.Finished(task=task, samples=report.samples.get(task, 0), **vars(time))
+    return pb.Finished(
+        task=task, samples=report.samples.get(task, 0), metrics=report.apart.get(task, b""), **vars(time)
+    )
 
 
 def readable_lines(lines: Iterable[pb.OutputLine]) -> list[tuple[str, str]]:

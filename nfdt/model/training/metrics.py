@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -19,6 +20,16 @@ from nfdt.model.training.metric_states import EACH, LOG, MEAN, SAMPLES, own_logs
 LogValue = float | list[Any]
 
 
+@dataclass(frozen=True)
+class MetricsAside:
+    """Metrics that were set aside: values of the variables that there were, by name, and counts."""
+
+    values: Mapping[str, Array]
+    steps: int
+    samples: int
+    logs: Mapping[str, Any]
+
+
 class ModelMetrics:
     """The metrics of one worker's model.
 
@@ -30,12 +41,13 @@ class ModelMetrics:
         self._model = model
         self._steps = self._samples = 0
         self._logs: Mapping[str, Any] = {}
+        self._bases: dict[str, Array] = {}  # values after the last reset, once they were needed
 
     def reset(self) -> None:
         """Reset all metrics and counts."""
         self._model.reset_metrics()
         self._steps = self._samples = 0
-        self._logs = {}
+        self._logs, self._bases = {}, {}
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
@@ -60,17 +72,35 @@ class ModelMetrics:
         if not self._steps:  # metrics that create their variables at the first update have none yet
             return b""
         named = self._named_variables()
-        held = values_of(named.values())
+        held = dict(zip(named, values_of(named.values()), strict=True))
         # A state has what was gained since the reset: gains of several workers add up, values do not (decision 21).
-        self._model.reset_metrics()
+        if self._bases.keys() != held.keys():
+            self._model.reset_metrics()
+            self._bases = dict(zip(named, values_of(named.values()), strict=True))
+            assign_values(named.values(), held.values())
         state: dict[str, Array] = {"steps": np.asarray(self._steps, np.int64)}
-        for name, value, base in zip(named, held, values_of(named.values()), strict=True):
-            state[name] = _gain(name, value, base, self._steps)
-        assign_values(named.values(), held)
+        for name, value in held.items():
+            state[name] = _gain(name, value, self._bases[name], self._steps)
         for name, log in self._logs.items():
             state[LOG + name] = np.asarray(log, np.float64) * self._samples
             state[SAMPLES + name] = np.asarray(self._samples, np.float64)
         return dump_arrays(state)
+
+    def set_aside(self) -> MetricsAside:
+        """Reset all metrics and counts, and return what they were for :meth:`take_back`."""
+        named = self._named_variables()
+        values = dict(zip(named, values_of(named.values()), strict=True))
+        held = MetricsAside(values, self._steps, self._samples, self._logs)
+        self.reset()
+        return held
+
+    def take_back(self, held: MetricsAside) -> None:
+        """Replace all metrics and counts by those that were set aside."""
+        bases = self._bases
+        self.reset()
+        self._bases, named = bases, self._named_variables()
+        assign_values([named[name] for name in held.values], held.values.values())
+        self._steps, self._samples, self._logs = held.steps, held.samples, held.logs
 
     def load(self, state: bytes) -> None:
         """Restore the metrics from the state that a worker collected.
