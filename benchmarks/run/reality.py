@@ -239,7 +239,9 @@ def compare(report: Report, rows: Sequence[str], clusters: Sequence[Cluster], ep
     for cluster in clusters:
         for row in rows:
             planned = forecast(
-                resolve({"algorithm": row}).algorithm, costs_of(cluster.described(overhead), BATCH, weights), samples
+                resolve({"algorithm": row}).algorithm,
+                costs_of(cluster.described(overhead), BATCH, 4 * weights),
+                samples,
             )
             compared = Comparison(planned.epoch_s)
             for seed in report.seeds:

@@ -179,6 +179,8 @@ def _profile_notes(profile: Profile, batch_size: int, count: int | None) -> list
     if count:
         measured += f"; {count} machines like this one, each to itself" if count > 1 else "; this machine alone"
     worker, plain = profile.worker, profile.plain
+    if worker is not None and plain is None:
+        return [measured, "no fit of Keras was measured, because it would need the tables in this process"]
     if worker is None or plain is None:
         return [measured, "no worker and no fit of Keras were measured, because the data are not dense arrays"]
     share = 100 * worker.overhead_share
@@ -246,12 +248,18 @@ def plan(
             cluster = cluster.measured(work.profile.worker_step(work.batch_size), work.batch_size, work.profile.apply_s)
         if not cluster.has_links:
             notes.append(
-                f"no link is described: exchanging 2 x {format_bytes(4 * work.weights)} per step is taken as free"
+                f"no link is described: exchanging 2 x {format_bytes(work.exchanged_bytes)} per step is taken as free"
             )
-        costs = costs_of(cluster, work.batch_size, work.weights)
+        costs = costs_of(cluster, work.batch_size, work.exchanged_bytes)
     usable = [each.algorithm for each in chosen if suits(each.algorithm, len(costs.workers))]
     if idle := ", ".join(each.algorithm.name for each in chosen if each.algorithm not in usable):
         notes.append(f"left out, because they are for several workers: {idle}")
+    if work.tables.weights:
+        notes.append(f"tables that shards make: a batch exchanges {format_bytes(work.tables.row_bytes)} of their rows")
+        dense = [each for each in usable if not each.rows]
+        usable = [each for each in usable if each.rows]
+        if idle := ", ".join(each.name for each in dense):
+            notes.append(f"left out, because these tables travel by rows only: {idle}")
     if not usable:
         raise UsageError(f"--algorithm: expected one that one worker can use, as {DEFAULT_PRESET}. Received: {idle}.")
     report = PlanReport(work, len(costs.workers), *_forecasts(work, costs, usable), notes)
@@ -280,7 +288,9 @@ def _forecasts(
 def _memory_of(work: ProfiledWork, algorithm: AlgorithmSpec, cluster: ClusterDescription) -> list[MachineMemory]:
     """Return the memory of a job on each machine."""
     machines = [worker.machine for worker in cluster.each()]
-    return by_machine(ModelBytes(4 * work.weights, work.state_bytes), algorithm, machines, cluster.shards.count)
+    tables = 4 * work.tables.weights
+    size = ModelBytes(4 * work.weights, work.state_bytes, tables, tables, work.tables.state_bytes)
+    return by_machine(size, algorithm, machines, cluster.shards.count)
 
 
 def _captured_work(script: Script, options: Options, *, profiled: bool) -> ProfiledWork:

@@ -26,16 +26,26 @@ from nfdt.core.clock import Clock, SystemClock
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.job import ClusterSpec, resolve_algorithm
 from nfdt.core.specs.presets import DEFAULT_PRESET
+from nfdt.model.backends.embedding import zero_rows
 from nfdt.model.keras_internals import data as keras_data
+from nfdt.model.keras_internals.models import has_no_rows
 from nfdt.model.program.building import build_model
-from nfdt.model.program.optimizer import state_bytes
+from nfdt.model.program.dry_run import without_updates
+from nfdt.model.program.optimizer import state_bytes, trained_bytes
 from nfdt.model.program.pack import PackedProgram, pack
 from nfdt.model.program.state import load_state
 from nfdt.model.program.unpack import unpack
 from nfdt.model.training.host_batches import leaves, map_arrays, rows_of
 from nfdt.model.training.plain_training import EpochTimer
 from nfdt.model.training.steps import make_step
-from nfdt.planning.calibration import MeasuredEpochs, MeasuredWorker, Profile, ProfiledWork, measured_worker
+from nfdt.planning.calibration import (
+    MeasuredEpochs,
+    MeasuredWorker,
+    Profile,
+    ProfiledWork,
+    TableWork,
+    measured_worker,
+)
 from nfdt.schedulers.throughput import StepTime
 from nfdt.shard.building import build_store
 from nfdt.shard.in_process import InProcessClient
@@ -44,6 +54,7 @@ WARM_UP = 3  # of each kind: the first ones trace and compile
 MOST = 50
 BUDGET_S = 5.0
 EPOCH_S = 1.0  # an epoch is shortened to about as much computation
+ASSUMED_STEP_S = 0.02  # where no gradient can be measured before the epochs
 LEAST_STEPS = 8  # of an epoch, where the script's has as many: the coordinator's estimate needs some
 MOST_BYTES = 256 * 2**20  # of the data
 MOST_EPOCHS = 10  # after the first one
@@ -210,6 +221,26 @@ def worker_epochs(
     return measured_worker(epochs, found.get("step_s", 0.0), found.get("step_exchange_s", 0.0), compute_s)
 
 
+def table_work(model: Any, batch: Any) -> TableWork:
+    """Return the size of those tables of a built model that shards make, and of the rows that a batch looks up.
+
+    Raises:
+        CaptureError: the numbers of the rows depend on more than the batch.
+    """
+    made = [index for index, variable in enumerate(model.trainable_variables) if has_no_rows(variable)]
+    if not made:
+        return TableWork()
+    from nfdt.model.backends.lookups import LookedUpTable, LookedUpTables, layer_of  # imports TensorFlow
+
+    tables = LookedUpTables([LookedUpTable(layer_of(model, index)) for index in made], padded=False)
+    with zero_rows(), without_updates(model):
+        numbers = tables.numbers_of(model.train_step)(batch)
+    variables = [model.trainable_variables[index] for index in made]
+    row_bytes = sum(4 * each.size * (table.width + 1) for each, table in zip(numbers, tables.tables, strict=True))
+    weights = sum(int(math.prod(variable.shape)) for variable in variables)
+    return TableWork(weights, trained_bytes(model, variables), row_bytes)
+
+
 def not_alone(expected: int, received: int) -> UsageError:
     """Return the error of a model that trains on another number of workers than described, which a warning explains."""
     return UsageError(f"workers: expected {expected}, for the reason above. Received: {received}.")
@@ -256,10 +287,13 @@ class FitProbe(Session):
         weights = sum(int(math.prod(v.shape)) for v in model.trainable_variables)
         samples = self._samples(captured, batch)
         # Without a profile nothing is copied: the model may be as large as the memory.
-        measured = self._measured(model, batch, samples) if self._profiled else None
-        raise FitCaptured(ProfiledWork(rows_of(batch), samples, weights, measured, state_bytes(model)))
+        tables = table_work(model, batch)
+        measured = self._measured(model, batch, samples, tables) if self._profiled else None
+        raise FitCaptured(ProfiledWork(rows_of(batch), samples, weights, measured, state_bytes(model), tables))
 
-    def _measured(self, model: Any, batch: Any, samples: int) -> Profile:
+    def _measured(self, model: Any, batch: Any, samples: int, tables: TableWork) -> Profile:
+        if tables.weights:
+            return self._measured_on_shards(model, batch, samples)
         program = pack(model, batch)
         found = profile(program, batch)
         rows = rows_of(batch)
@@ -271,6 +305,22 @@ class FitProbe(Session):
         worker = worker_epochs(self._original, model, data, self.options, found.step)
         after = plain_epochs(self._original, copy, data)  # other load may come and go
         return replace(found, plain=before + after, worker=worker)
+
+    def _measured_on_shards(self, model: Any, batch: Any, samples: int) -> Profile:
+        """Measure one worker and one shard only: a gradient needs rows, which this process does not have.
+
+        Raises:
+            UsageError: the data are no dense arrays, of which a short epoch can be made.
+        """
+        rows = rows_of(batch)
+        data = RepeatedBatch.of(batch, -(-samples // rows), ASSUMED_STEP_S)
+        if data is None:
+            raise UsageError(
+                "plan: expected dense arrays, to measure a worker for a model with nfdt.Embedding. Received: others. "
+                "Describe the workers: --cluster FILE."
+            )
+        worker = worker_epochs(self._original, model, data, self.options, StepTime(0.0, 0.0))
+        return Profile(StepTime(0.0, worker.compute_s / rows), 0.0, worker=worker)
 
     @staticmethod
     def _samples(captured: Capture, batch: Any) -> int:

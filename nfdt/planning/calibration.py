@@ -98,6 +98,21 @@ class Profile:
 
 
 @dataclass(frozen=True)
+class TableWork:
+    """Size of tables that shards make and hold, and that travel by rows.
+
+    Attributes:
+        weights: Elements of the tables.
+        state_bytes: Bytes of the tables and of the optimizer's variables for them, once all rows are in use.
+        row_bytes: Bytes of the rows that a batch looks up, and of their numbers.
+    """
+
+    weights: int = 0
+    state_bytes: int = 0
+    row_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class ProfiledWork:
     """Size of a ``fit``, as needed for a prediction.
 
@@ -107,6 +122,7 @@ class ProfiledWork:
         weights: Elements of the model; 0 if unknown.
         profile: Measured durations on this machine, or None.
         state_bytes: Bytes of the weights, the optimizer's variables and the untrained variables; 0 if unknown.
+        tables: Tables among the weights that shards make.
     """
 
     batch_size: int
@@ -114,6 +130,12 @@ class ProfiledWork:
     weights: int
     profile: Profile | None = None
     state_bytes: int = 0
+    tables: TableWork = TableWork()
+
+    @property
+    def exchanged_bytes(self) -> int:
+        """Bytes of a push, and about those of the reply to it."""
+        return 4 * (self.weights - self.tables.weights) + self.tables.row_bytes
 
 
 def measured_worker(epochs: MeasuredEpochs, step_s: float, exchange_s: float, compute_s: float) -> MeasuredWorker:

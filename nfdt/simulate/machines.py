@@ -193,15 +193,15 @@ class Post:
         return tuple(machine.number for machine in self.machines)
 
 
-def costs_of(cluster: ClusterDescription, batch_size: int, weights: int) -> Cluster:
+def costs_of(cluster: ClusterDescription, batch_size: int, size: int) -> Cluster:
     """Return the seconds of a step, a push with its reply and an allreduce.
 
     Args:
         cluster: The description; drift, pauses and failures are ignored.
         batch_size: Samples of the script's batch.
-        weights: Elements of the model, sent as float32.
+        size: Bytes of a push, and of the reply to it.
     """
-    size, described = 4 * weights, cluster.each()
+    described = cluster.each()
     apply_s = cluster.shards.apply_s
     workers = []
     for number, worker in enumerate(described):

@@ -50,6 +50,18 @@ model.fit(np.ones((64, 3, 2)), np.ones((64, 1)), batch_size=8, shuffle=False)
 """
 
 
+NO_TABLES = {"weights": 0, "state_bytes": 0, "row_bytes": 0}
+TABLES = """
+import keras, numpy as np
+import nfdt
+layer = nfdt.Embedding(4_000_000, 16)
+model = keras.Sequential([keras.Input((4,), dtype="int32"), layer, keras.layers.Flatten(), keras.layers.Dense(1)])
+model.compile(keras.optimizers.Adagrad(0.1), "mse")
+x = np.arange(64 * 4, dtype="int32").reshape(64, 4) // 2
+model.fit(x, np.ones(64), batch_size=8)
+"""
+
+
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -86,7 +98,14 @@ def test_a_described_cluster_is_planned_without_measuring():
     assert result["workers"] == 4
     alone = {"name": "the fastest worker alone", "samples_per_s": 800, "epoch_s": 0.08, "sum_of_speeds": 3200}
     assert result["one_machine"] == alone
-    assert result["work"] == {"batch_size": 8, "samples": 64, "weights": 8, "profile": None, "state_bytes": 32}
+    assert result["work"] == {
+        "batch_size": 8,
+        "samples": 64,
+        "weights": 8,
+        "profile": None,
+        "state_bytes": 32,
+        "tables": NO_TABLES,
+    }
     assert result["recommended"] in result["reason"]
     found = {each["algorithm"]: each for each in result["forecasts"]}
     assert found["asgd"]["samples_per_s"] == pytest.approx(4 * 800, rel=0.3)
@@ -148,7 +167,7 @@ def test_a_model_of_a_billion_weights_is_planned_at_once():
     algorithms = [resolve_algorithm(name) for name in ("asgd", "ddc-asgd", "bsp", "allreduce")]
     tracemalloc.start()
     try:
-        costs = costs_of(cluster, work.batch_size, work.weights)
+        costs = costs_of(cluster, work.batch_size, work.exchanged_bytes)
         report = PlanReport(work, 8, *_forecasts(work, costs, algorithms), [], _memory_of(work, algorithms[1], cluster))
         text = report.text()
         assert tracemalloc.get_traced_memory()[1] < 50e6
@@ -247,3 +266,30 @@ def test_a_page_that_cannot_be_written_is_reported():
     done = CliRunner().invoke(cli, ["plan", "--cluster", "c.toml", "--html", "nowhere/plan.html", "train.py"])
     assert done.exit_code == 2
     assert "--html: expected a file that can be written" in done.output
+
+
+def test_tables_that_shards_make_are_memory_of_the_shards_and_travel_by_rows():
+    workers = "[[workers]]\ncount = 2\nstep_ms = 10\nbandwidth_mbit = 100\n[shards]\ncount = 2\n"
+    Path("c.toml").write_text(workers)
+    Path("train.py").write_text(TABLES)
+    arguments = ("--cluster", "c.toml", "train.py")
+    result, text = json.loads(planned("--format", "json", *arguments)), planned(*arguments)
+    table, rows = 4_000_000 * 16, 16
+    assert result["work"]["weights"] == table + 64 + 1
+    assert result["work"]["tables"] == {"weights": table, "state_bytes": 8 * table, "row_bytes": 4 * rows * 17}
+    found = {each["algorithm"]: each for each in result["forecasts"]}
+    assert found["asgd"]["samples_per_s"] > 0.5 * 2 * 800, "dense, a push and its reply would take 40 s"
+    assert not {"allreduce", "group-sync", "h-ps"} & found.keys()
+    assert re.search("travel by rows only: .*group-sync", text)
+    script, worker, _ = (one["peak"] for one in result["memory"])
+    assert script > 8 * table
+    assert worker < 4 * table
+
+
+@pytest.mark.long
+def test_a_model_with_tables_that_shards_make_is_measured_on_a_worker():
+    Path("train.py").write_text(TABLES)
+    result = json.loads(planned("--workers", "2", "--algorithm", "asgd", "--format", "json", "train.py"))
+    assert result["work"]["profile"]["plain"] is None
+    assert result["work"]["profile"]["worker"]["step_s"] > 0
+    assert result["forecasts"][0]["samples_per_s"] > 0

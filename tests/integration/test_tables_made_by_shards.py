@@ -7,6 +7,8 @@ import json
 import numpy as np
 import pytest
 
+from tests.support.scripts import answer, start_server, stop
+
 pytestmark = pytest.mark.processes
 
 MODEL = """
@@ -110,6 +112,25 @@ except nfdt.errors.UsageError as error:
 """
 )
 
+NAMED = (
+    MODEL
+    + """
+import sys
+job, fails_after = sys.argv[1], int(sys.argv[2])
+
+class Interrupt(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == fails_after:
+            raise RuntimeError("interrupted")
+
+x, y = data(20_000)
+model = build(20_000, optimizer=keras.optimizers.Adagrad(0.5))
+with nfdt.session(workers=1, shards=2, algorithm="asgd", job=job):
+    history = model.fit(x, y, batch_size=40, epochs=4, shuffle=False, verbose=0, callbacks=[Interrupt()])
+    print(json.dumps([history.history["loss"], model.evaluate(x, y, verbose=0)[0]]))
+"""
+)
+
 LARGE = (
     MODEL
     + """
@@ -175,3 +196,21 @@ def test_a_table_larger_than_what_the_script_allocates(run_script):
     assert found["grown"] < 200
     assert found["history"]["loss"][1] < found["history"]["loss"][0]
     assert found["loss"] == pytest.approx(found["history"]["val_loss"][1], rel=0.1)
+
+
+def test_a_job_with_a_name_goes_on_with_the_rows_that_it_has_trained(run_script, tmp_path):
+    cluster = start_server(tmp_path, "--workers", "1")
+    try:
+        whole, broken, resumed = (
+            run_script(NAMED, job, after, **cluster.env())
+            for job, after in (("whole", "9"), ("items", "1"), ("items", "9"))
+        )
+    finally:
+        stop(cluster.process)
+    assert "interrupted" in broken.stderr
+    (losses, loss), (losses_again, loss_again) = answer(whole), answer(resumed)
+    assert len(losses) == 4
+    assert losses[3] < losses[0]
+    assert losses_again == pytest.approx(losses, rel=1e-4)
+    assert loss_again == pytest.approx(loss, rel=1e-4)
+    assert "goes on" in resumed.stderr

@@ -68,7 +68,7 @@ def trained():
 
 def within_15_percent(trained, described, algorithm):
     seconds, staleness = trained(described, algorithm)
-    costs = costs_of(described, BATCH, build().count_params())
+    costs = costs_of(described, BATCH, 4 * build().count_params())
     predicted = forecast(algorithm, costs, len(MANY[0]))
     assert predicted.epoch_s == pytest.approx(seconds, rel=0.15)
     assert predicted.staleness == pytest.approx(staleness, abs=0.5, rel=0.15)
@@ -86,7 +86,7 @@ def test_codecs_are_predicted_where_each_worker_has_its_own_slow_link(trained, c
 
 
 def forecasts(described, *names, samples=100_000, weights=50_000):
-    costs = costs_of(described, 32, weights)
+    costs = costs_of(described, 32, 4 * weights)
     return [forecast(resolve_algorithm(name), costs, samples) for name in names]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -89,10 +89,15 @@ def state_bytes(model: Any) -> int:
 
     The optimizer's variables, if they do not exist yet, are not created: they may take more memory than the model.
     """
-    weights = 4 * sum(math.prod(v.shape) for v in model.trainable_variables)
     others = 4 * sum(math.prod(v.shape) for v in model.non_trainable_weights)
+    return trained_bytes(model, model.trainable_variables) + others
+
+
+def trained_bytes(model: Any, variables: Sequence[Any]) -> int:
+    """Return the bytes of some of a built model's variables and of its optimizer's variables for them, as float32."""
     optimizers = [each for each in optimizer_parts(model.optimizer) if isinstance(each, keras.optimizers.Optimizer)]
-    return round(weights * (1 + max(map(_vectors_of, optimizers), default=0.0)) + others)
+    weights = 4 * sum(math.prod(v.shape) for v in variables)
+    return round(weights * (1 + max(map(_vectors_of, optimizers), default=0.0)))
 
 
 def _vectors_of(optimizer: Any) -> float:
