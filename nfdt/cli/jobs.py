@@ -22,7 +22,7 @@ from nfdt_client.upload import open_artifact
 from nfdt.cli.job_pictures import draw_progress, plot_job
 from nfdt.cli.options import format_option, log_to_stderr, with_connection
 from nfdt.cli.process import quiet_start
-from nfdt.cli.table import count_of, format_bytes, render, worker_table
+from nfdt.cli.table import count_of, format_bytes, render, state_of, worker_table
 from nfdt.core.errors import UsageError
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.model.program.manifest import Manifest
@@ -68,17 +68,6 @@ def _epoch(status: JobStatus, separator: str) -> str:
     return f"{begun}{separator}{status.epochs}"
 
 
-def _state(status: JobStatus) -> str:
-    if not status.place:
-        return status.state
-    starts = "" if status.starts_in_s is None else f", in about {_about(status.starts_in_s)}"
-    return f"{status.state} ({status.place} in queue{starts})"
-
-
-def _about(seconds: float) -> str:
-    return f"{round(seconds)} s" if seconds < 100 else f"{round(seconds / 60)} min"
-
-
 def _duration(status: JobStatus) -> str:
     return "-" if status.duration_s is None else f"{timedelta(seconds=round(status.duration_s))}"
 
@@ -89,7 +78,7 @@ COLUMNS = ("job", "name", "state", "user", "script", "algorithm", "workers", "ep
 def _row(status: JobStatus) -> tuple[str, ...]:
     who = (status.user or "-", status.script or "-")
     numbers = (str(status.workers), _epoch(status, "/"), _duration(status), _when(status.submitted_at))
-    return (status.job_id, status.given_name or "-", _state(status), *who, status.algorithm, *numbers)
+    return (status.job_id, status.given_name or "-", state_of(status), *who, status.algorithm, *numbers)
 
 
 @jobs.command("list")
@@ -107,7 +96,7 @@ def list_(connection: JobsClient, format_: str) -> None:
 def _description(status: JobStatus) -> str:
     facts = [
         ("job", f"{status.job_id} ({', '.join(filter(None, [status.given_name, status.name]))})"),
-        ("state", _state(status) + (f": {status.reason}" if status.reason else "")),
+        ("state", state_of(status) + (f": {status.reason}" if status.reason else "")),
         ("by", f"{status.user or '-'}, {status.script or '-'}"),
         ("algorithm", f"{status.algorithm}, {count_of(status.workers, 'worker')}"),
         ("epoch", _epoch(status, " of ")),

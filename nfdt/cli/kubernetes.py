@@ -47,6 +47,7 @@ _quantity = _matching(QUANTITY, "an amount as Kubernetes writes it, such as 2, 5
 
 @click.command()
 @click.option("--workers", type=click.IntRange(1), required=True, help="Pods with one worker each.")
+@click.option("--max-workers", type=click.IntRange(1), help="Up to so many, as jobs want them: an autoscaler.")
 @click.option("--shards", type=click.IntRange(0), default=0, help="Pods with one shard each; 0: in the server's pod.")
 @click.option("--image", help=f"Made of deploy/Containerfile; default: {CPU_IMAGE}, with --gpu {GPU_IMAGE}.")
 @click.option("--name", default="nfdt", show_default=True, callback=_name, help="Name of the server's Service.")
@@ -65,6 +66,10 @@ def kubernetes(image: str | None, **options: Any) -> None:
     They contain a new token and a new private key: keep the output where only you can read it.
     """
     require_server_packages("nfdt kubernetes")
+    if options["max_workers"] is not None and options["max_workers"] < options["workers"]:
+        raise UsageError(
+            f"--max-workers: expected at least --workers, {options['workers']}. Received: {options['max_workers']}."
+        )
     from nfdt.core.wire.certificates import CertificateAuthority
     from nfdt.engines.kubernetes import KubernetesOptions, manifests
 

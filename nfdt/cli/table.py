@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nfdt.core.work.statistics import split_by_rank
 
 if TYPE_CHECKING:
+    from nfdt_client.handle import JobStatus
     from rich.table import Table
 
 WORKER_COLUMNS = ("worker", "samples", "steps", "samples/s", "staleness", "max", "sent", "received")
@@ -25,6 +26,15 @@ def make_table(columns: Sequence[str], rows: Iterable[Sequence[str]] = (), *, le
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def state_of(status: JobStatus) -> str:
+    """Return a job's state, with its place in the queue and the estimate of its start if it waits."""
+    if not status.place:
+        return status.state
+    seconds = status.starts_in_s
+    about = "" if seconds is None else f"{round(seconds)} s" if seconds < 100 else f"{round(seconds / 60)} min"
+    return f"{status.state} ({status.place} in queue{about and f', in about {about}'})"
 
 
 def render(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from nfdt.cli.options import with_connection
-from nfdt.cli.table import count_of, format_bytes, make_table, mean_staleness
+from nfdt.cli.table import count_of, format_bytes, make_table, mean_staleness, state_of
 from nfdt.core.errors import UsageError
 from nfdt.core.work.statistics import split_by_rank
 
@@ -78,7 +78,7 @@ def _summary(status: JobStatus, samples_per_s: float) -> Text:
     text = Text(f"{status.job_id}", style="bold")
     if status.given_name:
         text.append(f" ({status.given_name})")
-    text.append(f"  {status.state}", style="green" if status.state in ("running", "succeeded") else "yellow")
+    text.append(f"  {state_of(status)}", style="green" if status.state in ("running", "succeeded") else "yellow")
     text.append(f"  {status.algorithm} on {count_of(status.workers, 'worker')}  epoch {epoch} of {status.epochs}")
     text.append(f"  {samples_per_s:,.0f} samples/s\n{logs}" if logs else "")
     return text

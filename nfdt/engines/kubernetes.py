@@ -24,6 +24,7 @@ PROBE_TIMEOUT_S = 20  # a probe starts Python, on a machine that may be busy
 MORE_S = 10  # from the end of the grace, in which slots and the server end in order, to SIGKILL
 START_PROBES = 20  # number of probes until the server must serve
 
+WANTED = "nfdt_workers_wanted"  # of /metrics
 _PORTS = {"grpc": PORT, "page": PAGE_PORT}
 
 KubernetesObject = dict[str, Any]
@@ -46,6 +47,7 @@ class KubernetesOptions:
         storage: Size of a volume that keeps the server's state; None: the state ends with the server's pod.
         allow_code: Whether the server takes jobs that carry code.
         token: Secret of the server.
+        max_workers: Number of worker pods to which an autoscaler may raise ``workers``; None: there is no autoscaler.
     """
 
     image: str
@@ -60,6 +62,7 @@ class KubernetesOptions:
     storage: str | None = None
     allow_code: bool = False
     token: str = field(default="", repr=False)
+    max_workers: int | None = None
 
     @property
     def host(self) -> str:
@@ -73,6 +76,8 @@ def manifests(options: KubernetesOptions, authority: CertificateAuthority) -> li
     documents.append(_offer(options, "worker", options.workers, ("--slots", "1"), gpu=options.gpu))
     if options.shards:
         documents.append(_offer(options, "shard", options.shards, ("--shards", "1")))
+    if options.max_workers is not None:
+        documents.append(_autoscaler(options, options.max_workers))
     return [*documents, *_budgets(options)]
 
 
@@ -177,12 +182,26 @@ def _offer(options: KubernetesOptions, role: str, count: int, offer: tuple[str, 
         "whenUnsatisfiable": "ScheduleAnyway",
         "labelSelector": {"matchLabels": _labels(options, role)},
     }
+    scaled = role == "worker" and options.max_workers is not None  # then the autoscaler sets the number
     spec = {
-        "replicas": count,
+        **({} if scaled else {"replicas": count}),
         "selector": {"matchLabels": _labels(options, role)},
         "template": _template(options, role, container, volumes, topologySpreadConstraints=[spread]),
     }
     return _document(options, "apps/v1", "Deployment", f"{options.name}-{role}", role, {"spec": spec})
+
+
+def _autoscaler(options: KubernetesOptions, most: int) -> KubernetesObject:
+    """Return an autoscaler that makes a worker pod for each worker that jobs want, within the limits."""
+    target = {"type": "AverageValue", "averageValue": "1"}
+    spec = {
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": f"{options.name}-worker"},
+        "minReplicas": options.workers,
+        "maxReplicas": most,
+        "metrics": [{"type": "External", "external": {"metric": {"name": WANTED}, "target": target}}],
+    }
+    name = f"{options.name}-worker"
+    return _document(options, "autoscaling/v2", "HorizontalPodAutoscaler", name, "worker", {"spec": spec})
 
 
 def _budgets(options: KubernetesOptions) -> list[KubernetesObject]:

@@ -215,6 +215,14 @@ class Scheduler:
         starts = expected_starts(order, self._free_workers(running), ends)
         return {job.job_id: QueuePlace(at, starts[job.job_id]) for at, job in enumerate(order, start=1)}
 
+    def workers_wanted(self) -> int:
+        """Return the number of workers of the running jobs, and of those waiting ones that the quotas admit."""
+        order, running = self._order()
+        for job in order:
+            if self._server.quotas.get(job.owner, Quota()).admits(job, running):
+                running = [*running, job]
+        return sum(job.workers for job in running)
+
     def _free_workers(self, running: Sequence[QueuedJob]) -> int:
         """Return the number of worker slots that are free, or would be started."""
         most = self._server.most_workers

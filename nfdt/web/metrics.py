@@ -53,6 +53,9 @@ class _ServerCollector(Collector):
         active = [record for record in self._store.jobs(ACTIVE) if self._holder.sees(record.owner)]
         yield self._jobs()
         yield self._slots()
+        wanted = GaugeMetricFamily("nfdt_workers_wanted", "Workers of the jobs that run, or wait for slots only.")
+        wanted.add_metric([], self._runner.workers_wanted())
+        yield wanted
         workers = {record.job_id: json.loads(record.workers_json or "{}") for record in active}
         for name, (key, text) in _COUNTERS.items():
             yield _worker_counter(name, key, text, workers)

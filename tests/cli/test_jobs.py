@@ -138,7 +138,11 @@ def test_a_plan_is_made_of_what_a_job_has_measured(cluster, job):
     done = subprocess.run(command, env=environment(**cluster.env()), capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert result["work"] == {"batch_size": 32, "samples": 320, "weights": 0, "profile": None, "state_bytes": 0}
+    tables = {"weights": 0, "state_bytes": 0, "row_bytes": 0}
+    assert result["work"] == {
+        **{"batch_size": 32, "samples": 320, "weights": 0, "profile": None},
+        **{"state_bytes": 0, "tables": tables},
+    }
     assert all(each["samples_per_s"] > 0 for each in result["forecasts"])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from nfdt_client.handle import JobStatus
 from rich.console import Console
 
@@ -45,3 +46,15 @@ def test_many_workers_share_a_row():
     shown = text_of(JobView(), status(workers))
     assert "9 others" in shown
     assert f"worker-{MOST_WORKERS}" not in shown
+
+
+@pytest.mark.parametrize(
+    ("place", "starts_in_s", "shown"),
+    [
+        (2, 40.4, "queued (2 in queue, in about 40 s)"),
+        (1, 300.0, "(1 in queue, in about 5 min)"),
+        (3, None, "(3 in queue)"),
+    ],
+)
+def test_a_job_that_waits_is_shown_with_its_place_and_when_it_starts(place, starts_in_s, shown):
+    assert shown in text_of(JobView(), status({}, state="queued", place=place, starts_in_s=starts_in_s))

@@ -102,6 +102,7 @@ def test_a_job_above_a_quota_waits_for_others_of_its_owner_and_holds_up_nobody(s
         "The job waits for other jobs of vision to end. The quota is 2 workers at a time."
     )
     assert alice.call("Show", jobs_pb2.JobRef(job_id=second)).state == "queued"
+    assert cluster.server.scheduler.workers_wanted() == 1 + 2, "more slots would not help a job that waits for others"
     gate.set()
     for client, job in ((alice, first), (alice, second), (other, theirs)):
         assert client.finish(job)[-1][1]["state"] == "succeeded"

@@ -74,6 +74,7 @@ def test_a_job_that_waits_for_busy_slots_is_not_passed(start, cluster, passing, 
     small = client.submit(client.spec(workers=1, epochs=1))
     places = {job: entry.place for job, entry in listed(client).items()}
     assert places == {running: 0, large: 1, small: 2}
+    assert cluster.server.scheduler.workers_wanted() == 1 + 2 + 1
     gate.set()
     for job in (running, large, small):
         assert ended(client, job) == "succeeded"

@@ -178,6 +178,7 @@ def test_metrics_are_read_by_the_official_parser(trained):
     assert states["running"] == 1
     slots = {(s.labels["role"], s.labels["state"]): s.value for s in families["nfdt_slots"].samples}
     assert slots["worker", "busy"] == 2
+    assert [s.value for s in families["nfdt_workers_wanted"].samples] == [2]
     staleness = {s.name: s.value for s in families["nfdt_staleness_updates"].samples}
     assert staleness["nfdt_staleness_updates_count"] == 80
     pushes = [s for s in families["nfdt_push_seconds"].samples if s.name.endswith("_count")]

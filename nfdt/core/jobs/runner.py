@@ -92,6 +92,9 @@ class JobRunner(Protocol):
     def places(self) -> dict[str, QueuePlace]:
         """Return the place of each waiting job in the queue."""
 
+    def workers_wanted(self) -> int:
+        """Return the number of workers of the jobs that run, and of those that wait for nothing but slots."""
+
     def measures(self) -> dict[str, JobMeasures]:
         """Return the numbers of each job that trains now."""
 
