@@ -7,6 +7,7 @@ import json
 import statistics
 import sys
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 import psutil
@@ -23,6 +24,8 @@ from benchmarks.workloads.recommender import (
     Recommendation,
     Trained,
 )
+
+PEERS = {"plain": PLAIN, "workers": ON_WORKERS, "shards": ON_SHARDS, "servers": PARAMETER_SERVER}
 
 
 def measure(peer: str, training: Recommendation, keras2: Path | None) -> Trained:
@@ -43,11 +46,14 @@ def measure(peer: str, training: Recommendation, keras2: Path | None) -> Trained
         return Trained(**json.loads(result.read_text()))
 
 
-def run(report: Report, training: Recommendation, runs: int, keras2: Path | None) -> None:
-    """Measure all peers by turns; one that fails, or whose tables do not fit into the memory, is a note."""
+def run(
+    report: Report, training: Recommendation, runs: int, keras2: Path | None, wanted: Collection[str] = PEERS
+) -> None:
+    """Measure the wanted peers by turns; one that fails, or whose tables do not fit into the memory, is a note."""
     case = f"{training.table_mb:g} MB of tables, {training.optimizer}, {training.workers} workers"
     case += f", {training.shards} shards"
-    peers, memory_mb = [PLAIN, ON_WORKERS, ON_SHARDS, *([PARAMETER_SERVER] if keras2 else [])], memory()
+    memory_mb = memory()
+    peers = [peer for name, peer in PEERS.items() if name in wanted and (peer != PARAMETER_SERVER or keras2)]
     for peer in [peer for peer in peers if training.needs_mb(peer) > memory_mb]:
         peers.remove(peer)
         need = f"{training.needs_mb(peer):,.0f} MB, and the machine has {memory_mb:,.0f}"
@@ -61,9 +67,10 @@ def run(report: Report, training: Recommendation, runs: int, keras2: Path | None
                 continue
             report.add(case, peer, "samples/s", found.samples_per_s(training))
             report.add(case, peer, "MB of a worker at its peak", max(found.worker_mb))
+    others = [(name, peer) for name, peer in PEERS.items() if peer != ON_SHARDS]
     for name, unit in (("speed", "samples/s"), ("memory", "MB of a worker at its peak")):
         ours = report.runs(case, ON_SHARDS, unit)
-        for other, peer in (("workers", ON_WORKERS), ("plain", PLAIN), ("servers", PARAMETER_SERVER)):
+        for other, peer in others:
             if pairs := list(zip(ours, report.runs(case, peer, unit), strict=False)):
                 ratio = statistics.median(mine / theirs for mine, theirs in pairs)
                 report.ratios[f"{name} shards/{other}@{training.table_mb:g} MB, {training.shards} shards"] = ratio
@@ -82,6 +89,7 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=("sgd", "adagrad"), default="adagrad")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--shards", type=int, nargs="+", default=[2], help="numbers of shards, or of servers")
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS), help="only these")
     options = parser.parse_args()
     table_mb, samples, runs = (64.0, 16_384, 1) if options.quick else (1024.0, 65_536, 3)
     report = Report("recommender", [SEED])
@@ -90,7 +98,13 @@ def main() -> None:
         report.notes.append(f"{PARAMETER_SERVER}: left out; scripts/bench hfdt makes its environment")
     for size, shards in itertools.product(options.mb or [table_mb], options.shards):
         shape = {"optimizer": options.optimizer, "workers": options.workers, "shards": shards}
-        run(report, Recommendation(size, options.samples or samples, **shape), options.runs or runs, keras2)
+        run(
+            report,
+            Recommendation(size, options.samples or samples, **shape),
+            options.runs or runs,
+            keras2,
+            options.peers,
+        )
     report.finish(options.json)
 
 
