@@ -272,13 +272,13 @@ class RunningPods:
     page: str
     offers: dict[str, subprocess.Popen]
 
-    def script(self, path: Path, text: str) -> subprocess.Popen:
+    def script(self, path: Path, text: str, *options: str) -> subprocess.Popen:
         """Run a script as a client of the cluster."""
         path.write_text(DIGITS + text)
         root = self.pods["worker"].root
         files = {"NFDT_TOKEN_FILE": str(root / "token" / "token"), "NFDT_CA_FILE": str(root / "tls" / "ca.crt")}
         return subprocess.Popen(
-            [*NFDT, "run", "--server", self.address, "--workers", "1", str(path)],
+            [*NFDT, "run", "--server", self.address, "--workers", "1", *options, str(path)],
             env=environment(**files),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -346,7 +346,7 @@ def test_a_worker_that_is_evicted_hands_over_within_the_time_that_its_pod_has(do
         if component(one) == "worker"
     ]
     with running(pods, tmp_path) as cluster:
-        client = cluster.script(tmp_path / "script.py", EVICTED)
+        client = cluster.script(tmp_path / "script.py", EVICTED, "--set", "epoch_overlap=false")
         assert client.stdout.readline() == "trained\n"
         began = time.monotonic()
         evicted = cluster.offers["worker"]
