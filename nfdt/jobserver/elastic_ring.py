@@ -15,7 +15,7 @@ from nfdt.jobserver.slot_ring import FORM_S, SlotRing
 
 LOOK_S = 0.5  # interval of checks for slots that may become ranks
 
-Change = Literal["lost", "grow"]
+WorldChange = Literal["lost", "grow"]
 
 
 class ElasticSlotRing(SlotRing):
@@ -114,7 +114,7 @@ class ElasticSlotRing(SlotRing):
                 if rank not in self._joined:
                     self._lost[slot] = f"it did not join within {FORM_S:.0f} s"
 
-    def await_change(self, has_more: Callable[[], bool]) -> Change | None:
+    def await_change(self, has_more: Callable[[], bool]) -> WorldChange | None:
         """Wait until the world has lost a rank, or another one may join; return None when the ring has ended.
 
         Args:
@@ -130,7 +130,7 @@ class ElasticSlotRing(SlotRing):
             if self.may_grow and has_more():
                 return "grow"
 
-    def dissolve(self, change: Change) -> None:
+    def dissolve(self, change: WorldChange) -> None:
         """Let the ranks leave their world, at the next commit or because of a loss, and wait until they have."""
         self._ask_to_leave(at_commit=change == "grow")
         if change == "grow":

@@ -139,8 +139,8 @@ class JobResults:
             if more := refused - self._refused.get(name, 0):
                 self._core.job_log.write(
                     "warning",
-                    f"{more} pushes of {name} were refused in the epoch that has ended: the gradient was NaN or "
-                    "infinite, or would have made weights so. The weights are those before.",
+                    f"{more} pushes of {name} were refused until now: the gradient was NaN or infinite, or would have "
+                    "made weights so. The weights are those before.",
                 )
             self._refused[name] = refused
 

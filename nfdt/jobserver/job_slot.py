@@ -29,7 +29,7 @@ class ShardState:
         return {name for name in (self.state, self.records) if name}
 
 
-class Answer(NamedTuple):
+class NextAnswer(NamedTuple):
     """Answer to a call of Next, as it is before it is encoded.
 
     Attributes:
@@ -77,7 +77,7 @@ class JobSlot:
     failing_over: bool = False
     report: dict[str, Any] = field(default_factory=dict)
     call: int = 0
-    answer: Answer | None = None
+    answer: NextAnswer | None = None
     long_replies: int = 0
     long_reply: bytes = b""
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
 from nfdt.jobserver.job_core import JobCore
-from nfdt.jobserver.job_slot import Answer
+from nfdt.jobserver.job_slot import NextAnswer
 from nfdt.jobserver.mailbox import POLL_S
 from nfdt.jobserver.worker_calls import MAX_WAIT_S, WorkerCalls
 
@@ -19,8 +19,8 @@ AT_ONCE = 64  # calls that are asked for in one message
 REST = 19.0  # pause after a look at all calls that found no answer, in times of its duration
 BUSY_S = 0.001  # pause while another message is handled
 
-_WAIT = Answer(ins.Wait())
-_Waiting = tuple["asyncio.Future[Answer]", pb.NextRequest]
+_WAIT = NextAnswer(ins.Wait())
+_Waiting = tuple["asyncio.Future[NextAnswer]", pb.NextRequest]
 
 
 class WaitingCalls:
@@ -33,7 +33,7 @@ class WaitingCalls:
 
     def __init__(self, core: JobCore, calls: WorkerCalls) -> None:
         self._mailbox, self._calls = core.mailbox, calls
-        self._waiting: dict[asyncio.Future[Answer], pb.NextRequest] = {}
+        self._waiting: dict[asyncio.Future[NextAnswer], pb.NextRequest] = {}
         self._messages = 0  # brought by others
         self._stirred: asyncio.Event | None = None  # set: all calls are asked for soon; None: none waits
         self._looks: asyncio.Task[None] | None = None
@@ -49,7 +49,7 @@ class WaitingCalls:
         slow = request.HasField("epoch_state") or request.HasField("evaluated") or bool(request.summary_json)
         check = self._calls.check
         report = await asyncio.to_thread(check, request) if slow else check(request)
-        answer: Answer | None = None
+        answer: NextAnswer | None = None
         messages = 0
 
         def message() -> bool:
@@ -67,9 +67,9 @@ class WaitingCalls:
             answer = await self._wait(request, wait_s, missed=messages != self._messages)
         return self._calls.encode(answer or _WAIT)
 
-    async def _wait(self, request: pb.NextRequest, wait_s: float, *, missed: bool) -> Answer:
+    async def _wait(self, request: pb.NextRequest, wait_s: float, *, missed: bool) -> NextAnswer:
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Answer] = loop.create_future()
+        future: asyncio.Future[NextAnswer] = loop.create_future()
         self._waiting[future] = request
         timer = loop.call_later(wait_s, _resolve, future, _WAIT)
         if self._looks is None:
@@ -130,7 +130,7 @@ class _Look:
 
     def __init__(self, calls: WorkerCalls, some: Sequence[_Waiting], *, everyone: bool) -> None:
         self._calls, self._some, self._everyone = calls, some, everyone
-        self.answers: list[tuple[asyncio.Future[Answer], Answer]] = []
+        self.answers: list[tuple[asyncio.Future[NextAnswer], NextAnswer]] = []
         self.speaks_for_all = False
 
     def __call__(self) -> bool:
@@ -143,6 +143,6 @@ class _Look:
         return not all(self._calls.is_plain(answer) for _, answer in self.answers)
 
 
-def _resolve(future: asyncio.Future[Answer], answer: Answer) -> None:
+def _resolve(future: asyncio.Future[NextAnswer], answer: NextAnswer) -> None:
     if not future.done():
         future.set_result(answer)

@@ -17,7 +17,7 @@ from nfdt.core.work import instructions as ins
 from nfdt.core.work.messages import read_move, to_reply, to_report
 from nfdt.jobserver.capacity import describe_need, model_bytes
 from nfdt.jobserver.job_core import JobCore
-from nfdt.jobserver.job_slot import Answer, JobSlot
+from nfdt.jobserver.job_slot import JobSlot, NextAnswer
 from nfdt.jobserver.job_slots import QUICK_DEATHS, QUICK_S
 from nfdt.jobserver.outcome import PartLost, SlotError
 from nfdt.jobserver.pool_slot import PoolSlot, SlotMessageKind
@@ -55,7 +55,7 @@ class WorkerCalls:
         report = self.check(request)
         self._mailbox.handle(lambda: self.receive(request, report))
         answer = self._mailbox.wait(lambda: self.ask(request, alive), min(request.wait_s, MAX_WAIT_S))
-        return pb.NextReply.FromString(self.encode(answer or Answer(ins.Wait())))
+        return pb.NextReply.FromString(self.encode(answer or NextAnswer(ins.Wait())))
 
     def check(self, request: pb.NextRequest) -> ins.Report:
         """Return the report of a call.
@@ -78,17 +78,17 @@ class WorkerCalls:
             self._record_statistics(job_slot, request.statistics_json)
             self._answer(job_slot, request, report)
 
-    def ask(self, request: pb.NextRequest, alive: Callable[[], bool] = lambda: True) -> Answer | None:
+    def ask(self, request: pb.NextRequest, alive: Callable[[], bool] = lambda: True) -> NextAnswer | None:
         """Return the answer to a call once there is one; Wait if a later call has replaced it, or nobody awaits it."""
         job_slot = self._slots.workers.get(request.worker)
         if job_slot is None:
-            return Answer(ins.Leave("The job has ended."))
+            return NextAnswer(ins.Leave("The job has ended."))
         if job_slot.call != request.call:
-            return Answer(ins.Wait())
+            return NextAnswer(ins.Wait())
         if job_slot.answer is None:
             self._answer(job_slot, request, None)
         if job_slot.answer is None and (not alive() or job_slot.slot.dismissed):
-            return Answer(ins.Wait())
+            return NextAnswer(ins.Wait())
         return job_slot.answer
 
     def _answer(self, job_slot: JobSlot, request: pb.NextRequest, report: ins.Report | None) -> None:
@@ -97,9 +97,9 @@ class WorkerCalls:
             return
         begins = isinstance(instruction, ins.BeginEpoch)
         share = self._core.topology.share(job_slot.name) if begins else None
-        job_slot.answer = Answer(instruction, job_slot, share, self._slots.shard_key)
+        job_slot.answer = NextAnswer(instruction, job_slot, share, self._slots.shard_key)
 
-    def is_plain(self, answer: Answer | None) -> bool:
+    def is_plain(self, answer: NextAnswer | None) -> bool:
         """Whether an answer is work, and nothing else has changed that others of a job on arrays wait for."""
         training = self._core.training
         if answer is None or training is None or self._core.spec.train.kind != "arrays":
@@ -114,7 +114,7 @@ class WorkerCalls:
         admitted = job_slot is not None and job_slot.admitted and not job_slot.failing_over
         return admitted and training is not None and training.coordinator.wait_alike
 
-    def encode(self, answer: Answer) -> bytes:
+    def encode(self, answer: NextAnswer) -> bytes:
         """Return an answer as the bytes of a NextReply; a long one as its number: the worker fetches it in chunks."""
         instruction, job_slot = answer.instruction, answer.job_slot
         if isinstance(instruction, ins.Work) and job_slot is not None:

@@ -43,7 +43,9 @@ class Phase:
                 step_s=lambda _: 0.0,
             ),
             plan=SimpleNamespace(overlap=1),
-            speeds=SimpleNamespace(stepped=lambda worker, samples, time: self.stepped.append((samples, time))),
+            speeds=SimpleNamespace(
+                stepped=lambda worker, samples, time: self.stepped.append((samples, time)), step_s=lambda worker: None
+            ),
         )
         members = Membership(1, 0.0)
         self.member = members.join(W, 0, 0.0)

@@ -53,7 +53,7 @@ def test_refused_pushes_are_named_and_counted_when_their_epoch_ends(start, clust
 
     client = start(shards=1)
     cluster.add("worker", on_task=on_task)
-    events = client.finish(client.submit(client.spec(epochs=3, workers=1)))
+    events = client.finish(client.submit(client.spec(epochs=3, cluster={"workers": 1, "epoch_overlap": False})))
     warnings = [data["text"] for data in of(events, "log") if data["level"] == "warning"]
     assert [text.partition(" were refused")[0] for text in warnings] == ["2 pushes of worker-0", "3 pushes of worker-0"]
     result = of(events, "result")[0]

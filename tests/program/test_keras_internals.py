@@ -20,7 +20,7 @@ SOURCES = sorted(
     for path in (ROOT / room).rglob("*.py")
     if path.parent != HOME and "_pb2" not in path.name
 )
-OWN = ("self", "cls", "other", "sys", "os", "hashlib", "mpi_ops")
+OWN = ("self", "cls", "other", "sys", "os", "hashlib", "mpi_ops", "gloo_run")
 OF_PYTHON = {"_replace", "_asdict", "_fields", "_exit"}
 OBJECTS = (
     *(keras.Model(name="m"), keras.Sequential(), keras.layers.Lambda(abs), keras.optimizers.Adam()),

@@ -17,12 +17,11 @@ from typing import Any, NoReturn
 import grpc
 
 from nfdt.core.errors import NfdtError, UsageError
-from nfdt.core.wire.parsing import RequestParser
+from nfdt.core.wire.parsing import Admit, RequestParser
 from nfdt.core.wire.status import abort
 
 Refusal = Callable[[str, Any], NfdtError | None]
 """Takes the name of a method and the metadata of a call; returns why the call is refused, or None."""
-Admit = Callable[[Any], None]
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 
