@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 SELDOM_S = 10.0
 
 Parse = Callable[[bytes], Any]
-Admit = Callable[[grpc.ServicerContext], None]
+Admit = Callable[[Any], None]
 
 
 class Seldom:
