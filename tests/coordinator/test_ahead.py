@@ -35,6 +35,12 @@ def flushed(cluster):
     cluster.flush()
 
 
+def ended(cluster):
+    """Run to the end of the epoch, at which the client is waited for."""
+    while cluster.coordinator.phase != "hold":
+        turns(cluster, 1)
+
+
 def given_to(cluster, name, kind):
     """Return the first instruction of this kind that a worker gets, which others do not carry out."""
     for _ in range(50):
@@ -47,8 +53,9 @@ def given_to(cluster, name, kind):
 
 
 def applied(cluster):
-    return {epoch: dict.fromkeys(range(20), count) for epoch, count in ((0, 1), (1, 1))} == {
-        epoch: {row: count for (_, row), count in rows.items()} for epoch, rows in cluster.rows_applied().items()
+    """Return whether the weights contain each row of both epochs once."""
+    return {epoch: dict(rows) for epoch, rows in cluster.rows_applied().items()} == {
+        epoch: {(epoch, row): 1 for row in range(20)} for epoch in range(2)
     }
 
 
@@ -71,8 +78,7 @@ def test_workers_train_the_next_epoch_while_the_last_one_is_validated():
 def test_nobody_is_told_of_an_epoch_ahead_before_it_is_permitted():
     cluster = begun(job(epochs=2))
     flushed(cluster)
-    while cluster.coordinator.phase != "hold":
-        turns(cluster, 1)
+    ended(cluster)
     turns(cluster, 30)
     assert cluster.coordinator.ahead.training.book.done
     assert [event["epoch"] for event in cluster.of("epoch_begin")] == [0]
@@ -151,8 +157,7 @@ def test_no_snapshot_is_taken_while_an_epoch_is_ahead():
     cluster = begun(job(epochs=2))
     flushed(cluster)
     assert not cluster.coordinator.recovery.begin_snapshot()
-    while cluster.coordinator.phase != "hold":
-        turns(cluster, 1)
+    ended(cluster)
     assert not cluster.coordinator.recovery.begin_snapshot()
     cluster.proceed()
     assert cluster.coordinator.recovery.begin_snapshot()
@@ -161,8 +166,7 @@ def test_no_snapshot_is_taken_while_an_epoch_is_ahead():
 def test_an_end_leaves_the_state_of_the_epoch_that_has_ended():
     cluster = begun(job(epochs=2))
     flushed(cluster)
-    while cluster.coordinator.phase != "hold":
-        turns(cluster, 1)
+    ended(cluster)
     turns(cluster, 4)
     cluster.coordinator.stop_training()
     cluster.settle()
