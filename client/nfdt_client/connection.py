@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from nfdt.core.errors import JobCancelled, NotStored, ProtocolError, ServerUnreachable
+from nfdt.core.errors import NotStored, ProtocolError, ServerUnreachable
 from nfdt.core.events import Event
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire import jobs_pb2_grpc
@@ -147,7 +147,7 @@ class JobsClient:
                     yield event
                 problem = ServerUnreachable(f"{self.address} ended the events of job {job_id} early.")
                 ended = ended or self.show(job_id).state in TERMINAL
-            except (ServerUnreachable, JobCancelled) as error:
+            except ServerUnreachable as error:
                 problem = ServerUnreachable(str(error))
             if not ended:
                 patience.again(problem)

@@ -61,6 +61,7 @@ class Leader:
         self._started = self._left = False
         self._service: StateService | None = None
         self._worker = ""  # name of the ranks as a worker
+        self._incarnation = 0  # of the shards of a group
         self._report = ins.Report()  # to be sent with the next request
 
     def run(self) -> None:
@@ -120,8 +121,8 @@ class Leader:
             self._run_command(Command("job", values))
 
     def _start_work(self, assignment: pb.WorkerAssignment) -> None:
-        self._worker = assignment.worker
-        busy = pb.NextRequest(worker=self._worker, busy=True)
+        self._worker, self._incarnation = assignment.worker, assignment.incarnation
+        busy = pb.NextRequest(worker=self._worker, busy=True, incarnation=self._incarnation)
         job = self._ring.job
         job.advanced = Heartbeat(lambda: self._connection.ask(busy), job.spec.busy_report_s)
         self._connection.send("worker", ready=pb.SlotReady(job_id=assignment.job_id))
@@ -137,7 +138,7 @@ class Leader:
     def _exchange(self) -> None:
         """Send the last report, and let all ranks execute the instruction that the coordinator replies."""
         request = to_request(self._report)
-        request.worker, request.wait_s = self._worker, self._wait_s
+        request.worker, request.incarnation, request.wait_s = self._worker, self._incarnation, self._wait_s
         request.statistics_json = json.dumps(self._ring.statistics())
         reply = self._connection.ask(request)
         self._report = ins.Report()

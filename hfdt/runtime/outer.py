@@ -48,7 +48,7 @@ def connect(
         stopped: Set when the job is over.
     """
     connect_to = shard_connector(spec, layout, assignment.worker, number, stopped)
-    return connect_to(list(assignment.shards), token=assignment.job_token, ca_file=assignment.shard_ca or None)
+    return connect_to(list(assignment.shards), token=assignment.shard_token, ca_file=assignment.shard_ca or None)
 
 
 class GroupExchange:

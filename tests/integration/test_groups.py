@@ -171,9 +171,11 @@ def test_auto_turns_to_groups_between_two_epochs_and_loses_nothing(run_script, s
     got = answer(run_script(AUTO.replace("LAUNCHER", launcher), **server_that_plans))
     assert got["members"][:3] == [None, None, None]
     assert sorted(got["members"][3:]) == [[0, 2], [1]]  # in the order in which the groups joined
-    epochs = [sum(got[part]) / 1344 for part in ("flat", "groups")]
-    assert all(count in range(1, 8) for count in epochs)
-    assert sum(epochs) == len(got["loss"]) == 8
+    flat, grouped = (sum(got[part]) / 1344 for part in ("flat", "groups"))
+    assert grouped in range(1, 8)
+    # Workers also count what they trained of the epoch ahead, which begins again when groups form.
+    assert 8 <= flat + grouped < 9
+    assert len(got["loss"]) == 8
     assert got["accuracy"] > 0.8
 
 

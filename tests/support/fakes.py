@@ -18,7 +18,7 @@ import grpc
 import numpy as np
 
 from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
-from nfdt.core.errors import JobCancelled, NfdtError, ServerUnreachable
+from nfdt.core.errors import NfdtError, ServerUnreachable
 from nfdt.core.sharding.records import to_arrays
 from nfdt.core.wire import jobs_pb2, jobs_pb2_grpc, shards_pb2, shards_pb2_grpc, workers_pb2, workers_pb2_grpc
 from nfdt.core.wire.channel import make_server, open_channel, same_token
@@ -199,7 +199,7 @@ class FakeSlot:
         except grpc.RpcError:
             return  # killed
         except Exception as error:
-            if self._patience_s and isinstance(error, (ServerUnreachable, JobCancelled)):
+            if self._patience_s and isinstance(error, ServerUnreachable):
                 return  # also killed
             failed = workers_pb2.SlotFailed(
                 job_id=assignment.job_id,

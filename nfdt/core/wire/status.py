@@ -63,8 +63,8 @@ def _by_code(code: grpc.StatusCode | None, details: str, address: str) -> NfdtEr
         return errors.Refused(f"{address} refused the call, a limit is reached: {details}.")
     if code == grpc.StatusCode.INVALID_ARGUMENT:
         return errors.UsageError(details)
-    if code == grpc.StatusCode.CANCELLED:
-        return errors.JobCancelled(details or "The call was cancelled.")
+    if code == grpc.StatusCode.CANCELLED:  # by a peer that stops, or because this side has closed the channel
+        return errors.ServerUnreachable(f"The connection to {address} was closed: {details or 'no reason'}.")
     name = code.name if code else "no status"
     return errors.ProtocolError(f"{address} answered {name}: {details}")
 

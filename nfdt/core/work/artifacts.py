@@ -12,7 +12,7 @@ import numpy as np
 
 from nfdt.core.arrays.layout import Array
 from nfdt.core.arrays.safetensors_io import mapped
-from nfdt.core.errors import JobCancelled, ProtocolError, ServerUnreachable
+from nfdt.core.errors import ProtocolError, ServerUnreachable
 from nfdt.core.host.private_files import replacing
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
@@ -147,7 +147,7 @@ class ArtifactReader:
                         yield chunk.data
                 if left:
                     raise ProtocolError(f"Artifact from {self._address}: expected {left[0][1]} more bytes.")
-            except (ServerUnreachable, JobCancelled) as error:
+            except ServerUnreachable as error:
                 patience.again(error)
 
     def _fetch(self, sha256: str, target: Path) -> None:

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from nfdt.core.errors import JobCancelled, ServerUnreachable
+from nfdt.core.errors import ServerUnreachable
 from nfdt.core.host.machine import boot_id, versions
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.channel import MESSAGE_BYTES
@@ -159,7 +159,7 @@ class SlotStream:
                         yield from self._accept(assignment)
                         welcomed.set()
                 return
-            except (ServerUnreachable, JobCancelled) as error:
+            except ServerUnreachable as error:
                 patience.again(error)
             finally:
                 welcomed.set()
@@ -253,7 +253,7 @@ class NextCalls:
         while True:
             try:
                 return call(min(NEXT_TIMEOUT_S, max(patience.left_s, LEAST_S)))
-            except (ServerUnreachable, JobCancelled) as error:
+            except ServerUnreachable as error:
                 patience.again(error, began)
 
 
