@@ -375,6 +375,21 @@ def test_a_member_that_a_group_went_on_without_joins_it_again_when_there_is_a_sl
     assert [job_slot.members for job_slot in worlds.admitted] == [(2, 3)]
 
 
+def test_the_only_group_grows_too():
+    """Regression: there was nobody to share the work out to, which ended the job."""
+    worlds = Worlds(0.01, 0.01, 0.04, 0.04)
+    slots, coordinator = shrunk(worlds)
+    slots._leaders.pop((0, 1)).gone = True
+    slots._rings_of.pop((0, 1))
+    worlds.free, worlds.awaited = (3,), {(2, 3): 2}
+    slots.review(coordinator, None, 1e6)
+    assert slots._living() == ()
+    assert slots._reason_without_groups() is None
+    worlds.awaited = {}
+    slots.replace_lost(coordinator, 1.0)
+    assert groups_of(slots) == [(2, 3)]
+
+
 def test_a_group_that_was_to_grow_goes_on_without_a_slot_that_is_gone_again():
     worlds = Worlds(0.01, 0.01, 0.04, 0.04)
     slots, coordinator = shrunk(worlds)

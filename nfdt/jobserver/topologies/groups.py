@@ -130,7 +130,8 @@ class GroupsTopology(Topology):
             return
         if grown := self._growing(living, remaining_s):
             self._grow(coordinator, grown)
-            self._share_out(self._living())
+            if rest := self._living():
+                self._share_out(rest)
             return
         groups = self._plan.review(living, remaining_s, self._cost_s)
         if not groups:
