@@ -239,7 +239,8 @@ class SizedTasks(RangedTasks):
         return -(-len(self._numbers) // self._plan.round_rows)
 
     def _task(self, rows: range) -> Task:
-        task = Task(self._next, rows.start, rows.stop, self._pass_index, samples=len(rows))
+        samples = len(rows) * self._plan.row_samples
+        task = Task(self._next, rows.start, rows.stop, self._pass_index, samples=samples)
         self._next += 1
         return task
 
