@@ -260,4 +260,5 @@ def _end(process: subprocess.Popen[bytes] | ForkedProcess) -> None:
     finally:
         if process.poll() is None:
             process.kill()
-            process.wait(KILL_TIMEOUT_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel takes long to free tens of GB
+                process.wait(KILL_TIMEOUT_S)

@@ -48,6 +48,29 @@ def test_one_that_does_not_listen_is_terminated_then_killed(monkeypatch):
     assert not process.is_running()
 
 
+def test_one_whose_memory_is_freed_slowly_is_no_error():
+    """Regression: a script that had trained tables of 10 GB ended with an error."""
+
+    class Freed:
+        stdin, killed = None, False
+
+        def wait(self, timeout_s):
+            raise subprocess.TimeoutExpired("server", timeout_s)
+
+        def poll(self):
+            return None
+
+        def terminate(self):
+            pass
+
+        def kill(self):
+            self.killed = True
+
+    process = Freed()
+    embedded._end(process)
+    assert process.killed
+
+
 def test_a_failed_start_shows_the_end_of_its_log():
     child = server("raise RuntimeError('no such module')")
     child.start()
