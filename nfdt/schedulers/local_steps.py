@@ -16,6 +16,7 @@ FIRST_STEPS = 16  # of local_steps='auto', before a step and a push are measured
 EXCHANGE_SHARE = 0.1  # of a worker's time, in which a push may be on its way
 ROUNDING = 1e-9  # rounding error by which a division may fall below a whole number
 RECENT = 5  # pushes whose median counts
+LEAST_SHARE = 8  # a task at the end of an epoch has at least this part of a worker's steps
 
 
 class LocalStepSizes(LocalSizes):
@@ -54,6 +55,18 @@ class LocalStepSizes(LocalSizes):
     def of(self, worker: str) -> int:
         """Return the rows of the worker's next task."""
         return self.reference * self._steps.get(worker, self._most or FIRST_STEPS)
+
+    def next(self, worker: str, left: int) -> int:
+        """Return the rows of the worker's next task: at the end of an epoch its share of the rest, by its speed.
+
+        So all workers end at about the same time. Such tasks become smaller and smaller.
+        """
+        steps = self._steps.get(worker)
+        if steps is None or not self._is_known:
+            return self.of(worker)
+        share = 1 / (self._step_s[worker] * sum(1 / seconds for seconds in self._step_s.values()))
+        fair = math.ceil(left / self.reference * share)
+        return self.reference * min(steps, max(fair, -(-steps // LEAST_SHARE)))
 
     def joined(self, worker: str) -> None:
         """Add a worker."""

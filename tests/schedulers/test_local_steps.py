@@ -83,3 +83,12 @@ def test_tasks_of_batches_by_index_count_their_samples():
     source = SizedTasks(TaskPlan(10, 1, row_samples=BATCH), sizes)
     tasks = source.take("a", 3)
     assert [(task.start, task.stop, task.samples) for task in tasks] == [(0, 4, 128), (4, 8, 128), (8, 10, 64)]
+
+
+def test_the_end_of_an_epoch_is_divided_by_speed():
+    sizes = measured(LocalStepSizes(BATCH, 16), {"a": 0.01, "b": 0.03})
+    assert sizes.next("a", 100 * BATCH) == 16 * BATCH
+    assert sizes.next("a", 8 * BATCH) == 6 * BATCH
+    assert sizes.next("b", 8 * BATCH) == 2 * BATCH
+    assert sizes.next("a", 1 * BATCH) == 2 * BATCH, "an eighth of its steps, or what is left"
+    assert sizes.next("unknown", 1 * BATCH) == 16 * BATCH
