@@ -336,7 +336,7 @@ class AlgorithmSpec(BaseModel):
         facts = self.consistency_facts
         if not (facts.independent or facts.synchronous):
             raise ValueError("consistency: expected 'free' or 'bsp' with exchange 'local-steps'")
-        if not self.rule_facts.differences or (facts.synchronous and self.update_rule != "plain"):
+        if not self.rule_facts.differences or (facts.synchronous and not self.rule_facts.neutral):
             rules = "'plain'" if facts.synchronous else "'ddc' or 'plain'"
             raise ValueError(f"update_rule: expected {rules} with exchange 'local-steps'")
         if self.batch_facts.follows_speed:

@@ -104,6 +104,7 @@ class RuleFacts:
         worker_state: Vectors of the model that it keeps there for each worker, besides its backup.
         reserve: Whether it holds the momentum of the optimizer itself, also of an optimizer without momentum.
         differences: Whether it can apply what several steps of a worker have changed.
+        neutral: Whether it leaves gradients as they are, so that those of a round may be merged first.
     """
 
     modelled: bool = False
@@ -112,6 +113,7 @@ class RuleFacts:
     worker_state: float = 0.0
     reserve: bool = False
     differences: bool = False
+    neutral: bool = False
 
 
 CONSISTENCY_FACTS: dict[str, ConsistencyFacts] = {
@@ -145,7 +147,7 @@ CODEC_FACTS: dict[str, CodecFacts] = {
 }
 
 RULE_FACTS: dict[str, RuleFacts] = {
-    "plain": RuleFacts(differences=True),
+    "plain": RuleFacts(differences=True, neutral=True),
     "staleness-scaled": RuleFacts(),
     "dc": RuleFacts(backups=True),
     "dc-a": RuleFacts(backups=True, worker_state=1.0),
