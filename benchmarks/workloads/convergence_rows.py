@@ -64,12 +64,12 @@ ROWS: dict[str, StudyRow] = {
     "dbs-sgd": StudyRow("dbs-sgd"),
     "group-sync": StudyRow("group-sync"),
     "diloco": StudyRow("group-sync", DILOCO, alone=True),
-    "local-ddc": StudyRow("local-ddc", {"codec": "identity", "overlap": 0}),
-    "local-ddc, hidden": StudyRow("local-ddc", {"codec": "identity"}),
-    "local-rounds": StudyRow("diloco"),
     "n-softsync": StudyRow("n-softsync"),
     "bsp": StudyRow("bsp"),
     "sync-scaled": StudyRow("bsp", scales_rate=True),
+    "local-ddc": StudyRow("local-ddc", {"codec": "identity", "overlap": 0}),
+    "local-ddc, hidden": StudyRow("local-ddc", {"codec": "identity"}),
+    "local-rounds": StudyRow("diloco"),
 }
 MAIN = (SEQUENTIAL, "ddc-asgd", "asgd", "staleness-scaled", "dc-asgd", "dc-asgd-a", "dc-asgd-k", "bsp", "sync-scaled")
 
