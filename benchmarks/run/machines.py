@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from tests.support.cluster_of_machines import MachinesCluster
 from tests.support.machines import Machine, Rig, unavailable
 
 ROOT = Path(__file__).parents[2]
-JOB_S = 600
+JOB_S = 900
 BASE_S = 0.05  # step of the fast machines of ``hybrid``
 SPEEDS = (1, 1, 4, 4)
 TARGETS = {"fashion-mnist": 0.84, "digits": 0.95}
@@ -168,7 +169,10 @@ class Bench:
     def _job(self, cluster: MachinesCluster, name: str, **values: Any) -> dict[str, Any]:
         """Run a job of :mod:`benchmarks.peers.machine_jobs` on the server's machine."""
         command = [sys.executable, "-m", "benchmarks.peers.machine_jobs", name, json.dumps(values)]
-        done = cluster.machine.run(command, env=cluster.env(), cwd=ROOT, timeout=JOB_S, check=False)
+        try:
+            done = cluster.machine.run(command, env=cluster.env(), cwd=ROOT, timeout=JOB_S, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise JobFailed(f"{name} {values} did not end within {JOB_S} s") from error
         if done.returncode:
             raise JobFailed(f"{name} {values} ended with {done.returncode}: {done.stderr[-2000:].strip()}")
         return json.loads(done.stdout.splitlines()[-1])

@@ -67,12 +67,17 @@ ROWS: dict[str, StudyRow] = {
     "n-softsync": StudyRow("n-softsync"),
     "bsp": StudyRow("bsp"),
     "sync-scaled": StudyRow("bsp", scales_rate=True),
+    "local-ddc": StudyRow("local-ddc", {"codec": "identity", "overlap": 0}),
+    "local-ddc, hidden": StudyRow("local-ddc", {"codec": "identity"}),
+    "local-rounds": StudyRow("diloco"),
 }
 MAIN = (SEQUENTIAL, "ddc-asgd", "asgd", "staleness-scaled", "dc-asgd", "dc-asgd-a", "dc-asgd-k", "bsp", "sync-scaled")
 
 
 def batches_per_update(algorithm: AlgorithmSpec, workers: int) -> float:
     """Return the approximate number of local batches per step of an optimizer: the length of a schedule follows."""
+    if algorithm.exchange_facts.local:
+        return 1.0  # a schedule follows the samples
     if algorithm.consistency == "bsp" or algorithm.outer == "delta":
         return workers
     if algorithm.consistency == "softsync":

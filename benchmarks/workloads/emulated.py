@@ -24,6 +24,7 @@ class Training:
         goal: Condition for the end of the training.
         seed: Seed of the initial weights and of the order of samples.
         closing: Whether workers validate after each epoch, and a ModelCheckpoint saves; only for jobs of NFDT.
+        model: A case of :func:`benchmarks.workloads.models.build`; only for jobs of NFDT.
     """
 
     data: Path
@@ -35,6 +36,7 @@ class Training:
     learning_rate: float = field(default=LEARNING_RATE)
     seed: int = SEED
     closing: bool = False
+    model: str = "small"
 
     @property
     def workers(self) -> int:

@@ -64,7 +64,7 @@ class VirtualTraining:
     epochs: int
     lanes: int | None = None
     _artifacts: dict[str, bytes] = field(default_factory=dict)
-    _trainer: Trainer | None = None
+    _trainers: dict[tuple[float, float] | None, Trainer] = field(default_factory=dict)
 
     def run(
         self,
@@ -88,11 +88,13 @@ class VirtualTraining:
         """
         updates = self.epochs * -(-len(self.train[0]) // self.batch)
         model = self.build(seed, rate, max(1, round(updates / merged)))
-        packed = pack(model, tuple(a[: self.batch] for a in self.train))
+        algorithm = resolve_algorithm(preset, **(overrides or {}))
+        outer = algorithm.outer_optimizer if algorithm.exchange_facts.local else None
+        packed = pack(model, tuple(a[: self.batch] for a in self.train), outer=outer)
         self._artifacts.update(packed.artifacts)
         spec = JobSpec(
             program=self._put(packed.manifest.to_bytes()),
-            algorithm=resolve_algorithm(preset, **(overrides or {})),
+            algorithm=algorithm,
             cluster=ClusterSpec(workers=cluster.count),
             fit=FitSpec(epochs=self.epochs, batch_size=self.batch, seed=seed, validation_batch_size=1000),
             train=self._data(self.train),
@@ -100,7 +102,8 @@ class VirtualTraining:
             code=packed.manifest.carries_code,
         )
         read = self._artifacts.__getitem__
-        trainer = self._trainer = self._trainer or Trainer(spec, packed.manifest, read, lanes=self.lanes)
+        trainer = self._trainers.get(outer) or Trainer(spec, packed.manifest, read, lanes=self.lanes)
+        self._trainers[outer] = trainer
         job = SimulatedJob(spec, packed.manifest, read, cluster, trainer)
         gradient_s, evaluate_s, began = trainer.gradient_s, trainer.evaluate_s, time.perf_counter()
         record = job.run()

@@ -153,9 +153,11 @@ def prepare(
     """
     algorithm = session.options.algorithm
     sources = list(captured.changeable) if interactive else ()
-    packed = pack(captured.model, batch, sources=sources, sparse=algorithm.rows)
+    local = algorithm.exchange_facts.local
+    outer = algorithm.outer_optimizer if local else None
+    packed = pack(captured.model, batch, sources=sources, sparse=algorithm.rows, outer=outer)
     check_rows(packed.manifest, algorithm)
-    if algorithm.consistency_facts.synchronous:
+    if algorithm.consistency_facts.synchronous and not local:
         packed = replace(packed, manifest=merged_in_rounds(captured.model, packed.manifest))
     with zero_rows():
         move_validation(captured, batch, interactive=interactive)

@@ -47,6 +47,7 @@ class FitOptions(TypedDict, total=False):
     consistency: Literal["free", "ssp", "bsp", "softsync"]
     update_rule: Literal["plain", "dc", "dc-a", "dc-k", "ddc", "staleness-scaled"]
     batch: Literal["fixed", "dbs"]
+    exchange: Literal["every-step", "local-steps"]
     tasks: Literal["static", "proportional", "dynamic", "finish-together"]
     overlap: int
     plan: Literal["nothing", "overlap", "topology"]
@@ -69,7 +70,7 @@ class FitOptions(TypedDict, total=False):
     warmup_epochs: float
     groups: str | int
     outer: Literal["gradient", "delta"]
-    local_steps: int
+    local_steps: int | Literal["auto"]
     outer_lr: float
     outer_momentum: float
     # cluster

@@ -21,6 +21,7 @@ from nfdt.core.errors import UsageError
 from nfdt.core.host.machine import versions
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec
 from nfdt.model.keras_internals import data as keras_data
+from nfdt.model.program.local_optimizers import stepping_parts
 from nfdt.model.program.pack import PackedProgram
 from nfdt_client.capture import Capture
 from nfdt_client.job import Submission
@@ -47,6 +48,7 @@ def specify(
     callbacks, validation = captured.callbacks, captured.validation
     blobs = {blob.sha256: blob for blob in (callbacks.blobs if callbacks is not None else ())}
     with _refused_as_usage():
+        train = _data_spec(captured.train, captured.choice.reason, blobs)
         return _submission(
             packed,
             blobs,
@@ -54,8 +56,8 @@ def specify(
             name=printable(str(captured.model.name))[:200],
             code=packed.code or captured.ships_code,
             cluster=cluster,
-            fit=_fit_spec(captured, options, initial_epoch),
-            train=_data_spec(captured.train, captured.choice.reason, blobs),
+            fit=_fit_spec(captured, options, initial_epoch, _updates_before(captured, packed, train, initial_epoch)),
+            train=train,
             validation=_data_spec(validation, "", blobs) if validation is not None else None,
             callbacks=callbacks.spec if callbacks is not None else None,
             forecast=options.forecast,
@@ -133,7 +135,16 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _fit_spec(captured: Capture, options: Options, initial_epoch: int) -> FitSpec:
+def _updates_before(captured: Capture, packed: PackedProgram, train: DataSpec, initial_epoch: int) -> int:
+    """Return the updates before pass 0 of an optimizer that steps on the workers, as if it had made all passes."""
+    optimizers = stepping_parts(captured.model, packed.manifest)
+    if not optimizers or train.planned is None:
+        return 0
+    steps = -(-train.planned // (captured.train.batch_size if train.sized else 1))
+    return int(optimizers[0].iterations) - steps * (0 if captured.arguments["steps_per_epoch"] else initial_epoch)
+
+
+def _fit_spec(captured: Capture, options: Options, initial_epoch: int, updates: int) -> FitSpec:
     arguments = captured.arguments
     frequency = arguments["validation_freq"]
     return FitSpec(
@@ -141,6 +152,7 @@ def _fit_spec(captured: Capture, options: Options, initial_epoch: int) -> FitSpe
         initial_epoch=initial_epoch,
         batch_size=captured.train.batch_size,
         **_order(captured),
+        updates=updates,
         steps_per_epoch=captured.steps_of_job(options),
         validation_freq=int(frequency) if np.ndim(frequency) == 0 else tuple(int(e) for e in frequency),
         validation_batch_size=captured.validation.batch_size if captured.validation is not None else None,

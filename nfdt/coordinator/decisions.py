@@ -14,6 +14,7 @@ from nfdt.core.work.instructions import TaskTime
 from nfdt.planning.cost_model import PlanChoice
 from nfdt.schedulers.batch_policies import FixedBatch, LocalSizes, find_batch_policy
 from nfdt.schedulers.leases import LeaseBook
+from nfdt.schedulers.local_steps import FIRST_STEPS, LocalStepSizes
 from nfdt.schedulers.task_policies import DynamicTasks, EpochView, TaskPolicy, make_task_policy
 from nfdt.schedulers.throughput import Speeds, StepTime, lease_size
 
@@ -32,6 +33,10 @@ def lease_s(workers: int) -> float:
 
 def batch_sizes(spec: JobSpec) -> LocalSizes | None:
     """Return the local batch sizes of a job; None if every batch has the size that ``fit`` gives."""
+    algorithm = spec.algorithm
+    if algorithm.exchange_facts.local and spec.train.planned is not None:
+        steps = None if algorithm.local_steps == "auto" else algorithm.local_steps
+        return LocalStepSizes(*((spec.fit.batch_size, steps) if spec.train.sized else (1, steps, spec.fit.batch_size)))
     if spec.train.kind != "arrays":
         return None
     return find_batch_policy(spec.algorithm.batch).sizes(spec.fit.batch_size, spec.algorithm)
@@ -68,6 +73,7 @@ class SpeedTracker:
         self.speeds = Speeds()
         self.described: dict[str, dict[str, Any]] = {}
         self._reference = spec.fit.batch_size
+        self._row_samples = 1 if spec.train.sized else spec.fit.batch_size
         self.throttle = Throttle(REPORT_EVERY_S)
         self._reported: dict[str, dict[str, Any]] = {}
 
@@ -85,12 +91,14 @@ class SpeedTracker:
     def stepped(self, worker: str, samples: int, time: TaskTime) -> None:
         """Record the time of a worker's step."""
         self.speeds.measured(worker, samples, time.compute_s + time.exchange_s, time.exchange_s)
+        if isinstance(self.sizes, LocalStepSizes):
+            self.sizes.pushed(worker, time.push_s)
         if self.sizes:
             self.sizes.stepped(worker, self.speeds)
 
     def size_of(self, worker: str) -> int:
         """Return the number of samples of the worker's next step."""
-        return self.sizes.of(worker) if self.sizes else self._reference
+        return self.sizes.of(worker) * self._row_samples if self.sizes else self._reference
 
     def step_s(self, worker: str) -> float | None:
         """Return the expected seconds of the worker's next step; None before they are known."""
@@ -166,7 +174,7 @@ class LeaseSizer:
     def size(self, member: Member, members: Sequence[Member], book: LeaseBook, now: float) -> int:
         """Return the number of tasks that the worker gets now; 0: it waits, because others finish the rest sooner."""
         if self._spec.train.planned is None or self._policy.lease_limit is not None:
-            size = self._policy.lease_limit or 1
+            size = self._policy.lease_limit or self._unplanned_steps or 1
         else:
             # Sources read ahead within a lease; what exceeds the time limit is returned and leased again.
             target_s = lease_s(len(members)) * (1 if self._spec.train.sized else 2)
@@ -174,6 +182,14 @@ class LeaseSizer:
         reference, total = self._spec.fit.batch_size, self._total_speed(members)
         view = EpochView(members, book, self._tracker.speeds, self._tracker.size_of, reference, now, total)
         return self._tasks.limit(size, member, view)
+
+    @property
+    def _unplanned_steps(self) -> int | None:
+        """Steps between two exchanges where batches are leased one by one; None: each is exchanged."""
+        algorithm = self._spec.algorithm
+        if self._spec.train.planned is not None or not algorithm.exchange_facts.local:
+            return None
+        return FIRST_STEPS if algorithm.local_steps == "auto" else algorithm.local_steps
 
     def size_of_rest(self, member: Member, members: Sequence[Member], rest: int) -> int:
         """Return the number of tasks that the worker gets of the ``rest`` of an epoch, which others compute, too."""

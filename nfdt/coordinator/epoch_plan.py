@@ -12,6 +12,7 @@ from nfdt.core.work.instructions import Supply
 from nfdt.model.training.metric_states import merge_metric_states
 from nfdt.schedulers.batch_policies import LocalSizes
 from nfdt.schedulers.leases import LeaseBook
+from nfdt.schedulers.local_steps import LocalStepSizes
 from nfdt.schedulers.pulled import PulledTasks, RowSplits
 from nfdt.schedulers.sources import FedTasks, PlannedTasks, SizedTasks, TaskSource
 from nfdt.schedulers.tasks import Position, TaskPlan
@@ -126,7 +127,9 @@ class EpochPlanner:
             return Epoch(self._book(feed, rounds=self._synchronous), self.spec.train.batches, 0, ranks)
         if (dataset := self.dataset) is not None:
             return Epoch(self._book(dataset.begin(), counted=True), dataset.steps, 0, ranks, dataset.splits.iteration)
-        return self._planned(epoch, self._plan(epoch, parts), ranks, sizes)
+        round_steps = sizes.round_steps if isinstance(sizes, LocalStepSizes) and self._synchronous else 1
+        plan = self._plan(epoch, parts, round_steps)
+        return self._planned(epoch, plan, ranks, sizes)
 
     def overlaps(self, epoch: int) -> bool:
         """Whether this epoch may begin while the end of the one before is not processed: its tasks are known."""
@@ -154,12 +157,14 @@ class EpochPlanner:
         source = _source(plan, sizes)
         if isinstance(source, SizedTasks):
             self.position, ranks = SizedTasks.end(plan), source.ranks
-            book = self._book(source, rounds=self._synchronous, step_samples=plan.round_rows)
+            step = plan.round_rows // plan.round_steps * plan.row_samples
+            options = {"step_samples": step, "counted": not self.spec.train.sized}
+            book = self._book(source, rounds=self._synchronous, **options)
         else:
             self.position = plan.end
             book = self._book(source, rounds=self._synchronous, counted=not self.spec.train.sized)
         book.skip(begun, plan.row_samples)
-        return Epoch(book, len(plan), self._order_crc, ranks)
+        return Epoch(book, plan.step_count, self._order_crc, ranks)
 
     def _progress_at(self, epoch: int, begin: Position) -> EpochProgress:
         """Return the progress of an epoch that has not begun."""
@@ -212,14 +217,18 @@ class EpochPlanner:
             return (epoch + 1) % frequency == 0
         return epoch + 1 in frequency
 
-    def _plan(self, epoch: int, parts: int) -> TaskPlan:
+    def _plan(self, epoch: int, parts: int, round_steps: int) -> TaskPlan:
+        """Return the plan of an epoch; a round has ``round_steps`` batches of each of ``parts`` workers."""
         fit = self.spec.fit
         steps = fit.steps_per_epoch
         begin = self.position or self._first_position(epoch)
-        rows = self.spec.train.planned or 0
-        if self.spec.train.sized:
-            return TaskPlan(rows, fit.batch_size, parts, steps, begin, self._synchronous)
-        return TaskPlan(rows, 1, parts, steps, begin, self._synchronous, row_samples=fit.batch_size)
+        rows, sized = self.spec.train.planned or 0, self.spec.train.sized
+        if steps is not None and round_steps > 1:  # an epoch has whole rounds
+            round_steps = max(count for count in range(1, round_steps + 1) if steps % count == 0)
+            steps //= round_steps
+        batch, row_samples = (fit.batch_size, 1) if sized else (1, fit.batch_size)
+        options = {"row_samples": row_samples, "round_steps": round_steps}
+        return TaskPlan(rows, batch * round_steps, parts, steps, begin, self._synchronous, **options)
 
     def _first_position(self, epoch: int) -> Position:
         """Return the position of the first epoch: in a restarted job, that of the first row of its progress."""

@@ -41,12 +41,19 @@ class Collecting:
     """Phase in which every worker of the epoch sends its untrained state and its metrics.
 
     ``name`` is ``train`` for an epoch that only pauses. ``metrics`` has what the workers have reported before.
+    ``last``: no epoch follows as planned.
     """
 
     def __init__(
-        self, epoch: int, workers: Mapping[str, int], name: str = "collect", metrics: EpochMetrics | None = None
+        self,
+        epoch: int,
+        workers: Mapping[str, int],
+        name: str = "collect",
+        metrics: EpochMetrics | None = None,
+        *,
+        last: bool = False,
     ) -> None:
-        self.name = name
+        self.name, self._last = name, last
         self._metrics = metrics or EpochMetrics()
         self.states: dict[str, EpochState] = {}
         self._epoch = epoch
@@ -58,7 +65,8 @@ class Collecting:
         """Return CollectState until the worker has answered."""
         if member.name not in self._expected:
             return Wait()
-        return CollectState(self._epoch, over=self.name != "train")
+        over = self.name != "train"
+        return CollectState(self._epoch, over=over, last=over and self._last)
 
     def absorb(self, member: Member, report: Report, now: float) -> bool:
         """Store the state."""
@@ -386,7 +394,8 @@ class EpochRun:
 
     def _collecting(self, name: str) -> Collecting:
         workers = {m.name: m.index for m in self._members.in_epoch(self.epoch)}
-        return Collecting(self.epoch, workers, name, self.training.metrics)
+        last = self.epoch + 1 >= self._planner.spec.fit.epochs
+        return Collecting(self.epoch, workers, name, self.training.metrics, last=last)
 
     def _validate(self) -> None:
         self._merger.settle()

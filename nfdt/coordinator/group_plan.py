@@ -109,7 +109,7 @@ class GroupPlan:
             proportional=algorithm.batch_facts.follows_speed,
             least=algorithm.batch_min,
             most=algorithm.batch_max,
-            local_steps=algorithm.local_steps,
+            local_steps=algorithm.fixed_steps,
             delta=algorithm.outer == "delta",
         )
 

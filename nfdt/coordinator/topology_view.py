@@ -109,7 +109,7 @@ class GroupsView(TopologyView):
     def policy(self, spec: JobSpec) -> ConsistencyPolicy:
         """Return the algorithm's policy; a group that pushes weight differences leases a round of steps."""
         if spec.algorithm.outer == "delta":
-            return Rounds(spec.algorithm.local_steps)
+            return Rounds(spec.algorithm.fixed_steps)
         return super().policy(spec)
 
 

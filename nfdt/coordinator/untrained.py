@@ -14,6 +14,7 @@ from nfdt.model.training.merge import (
     WorkerState,
     decode_arrays,
     encode_arrays,
+    kept_apart,
     merge_untrained,
     unchanged,
 )
@@ -34,6 +35,7 @@ class StateMerger:
         self._changed = {i for i, rule in enumerate(rules) if rule["rule"] == "given" and np.size(self._base[i])}
         self._initial = not self._changed
         self._shown: list[Array] | None = None
+        self._apart: set[int] = set()  # variables of optimizers that workers keep to themselves
         self.metrics = b""
 
     @property
@@ -49,7 +51,8 @@ class StateMerger:
         """
         if self._initial or not self._rules:
             return b""
-        return encode_arrays(self._base, [i for i in range(len(self._base)) if i not in self._changed])
+        left_out = {i for i in range(len(self._base)) if i not in self._changed} | self._apart
+        return encode_arrays(self._base, left_out)
 
     def check(self, untrained: Mapping[int, Array]) -> None:
         """Raise ShapeMismatch unless these are all variables, by index, in the shapes of the program.
@@ -73,21 +76,25 @@ class StateMerger:
     def settle(self) -> None:
         """Continue from the state that was published last."""
         if self._shown is not None:
+            apart = self._apart
             self.replace(self._shown)
+            self._apart = apart
 
     def _decoded(self, states: Iterable[tuple[int, int, bytes]]) -> list[WorkerState]:
         """Decode what workers sent; large variables that they left out are as they got them."""
-        return [(index, steps, decode_arrays(data, self._base)) for index, steps, data in states]
+        nothing = [None] * len(self._base)
+        return [(index, steps, decode_arrays(data, nothing)) for index, steps, data in states]
 
     def show(self, states: Iterable[tuple[int, int, bytes]], metrics: bytes) -> None:
         """Publish the merge of (worker index, steps, safetensors), and metrics; the workers continue with their own."""
         decoded = self._decoded(states)
         if decoded and self._rules:
             self._shown = merge_untrained(self._rules, self._base, decoded)
+            self._apart = kept_apart(self._rules, decoded)
         self.metrics = metrics
 
     def replace(self, arrays: Sequence[Array]) -> None:
         """Replace the shared state, for instance by values that a callback has set."""
         self._changed |= set(range(len(arrays))) - unchanged(arrays, self._base)
-        self._base, self._shown = list(arrays), None
+        self._base, self._shown, self._apart = list(arrays), None, set()
         self._initial = False

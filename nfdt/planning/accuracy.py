@@ -96,6 +96,8 @@ def expected_loss(row: str, delay: float) -> AccuracyLoss:
 
 def measured_as(algorithm: AlgorithmSpec) -> str:
     """Return the name of a preset's accuracies in the data file."""
+    if algorithm.exchange_facts.local:
+        return ""  # no training with local steps is in the data
     if algorithm.topology_facts.grouped:
         return GROUPS if algorithm.rule_facts.modelled else ""
     consistency = algorithm.consistency_facts

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from nfdt.codecs import WIDTHS, make_codec
-from nfdt.core.specs.algorithm import AlgorithmSpec, explicit_groups, wanted_groups
+from nfdt.core.specs.algorithm import MOST_LOCAL_STEPS, AlgorithmSpec, explicit_groups, wanted_groups
 from nfdt.planning.accuracy import AccuracyLoss, expected_loss, measured_as
 from nfdt.planning.cost_model import (
     Cluster,
@@ -22,6 +23,7 @@ from nfdt.planning.cost_model import (
 )
 from nfdt.schedulers.grouping import choose as choose_groups
 from nfdt.schedulers.grouping import divide
+from nfdt.schedulers.local_steps import EXCHANGE_SHARE
 from nfdt.schedulers.task_policies import make_task_policy
 from nfdt.schedulers.throughput import StepTime
 
@@ -68,6 +70,8 @@ def forecast(algorithm: AlgorithmSpec, cluster: Cluster, samples: int) -> Foreca
     """
     preset = planned_preset(algorithm, cluster)  # an online choice is made before the codecs adapt
     cluster, facts = encoded(cluster, algorithm), algorithm.consistency_facts
+    if algorithm.exchange_facts.local:
+        cluster = exchanging_rarely(cluster, algorithm)
     if algorithm.topology_facts.allreduce:  # without pushes
         allreduce_s = cluster.allreduce_s
         cluster = cluster.map_workers(
@@ -92,7 +96,8 @@ def forecast(algorithm: AlgorithmSpec, cluster: Cluster, samples: int) -> Foreca
         epoch_s = -(-samples // size) * size / prediction.samples_per_s
     epoch_s += cluster.epoch_end_s
     # The model of the samples that a delay costs holds for update rules with compensation only.
-    known = prediction.most_staleness == 0 or algorithm.rule_facts.modelled
+    local = algorithm.exchange_facts.local
+    known = (prediction.most_staleness == 0 or algorithm.rule_facts.modelled) and not local
     factor = prediction.samples_factor if known else None
     loss = expected_loss(measured_as(algorithm), (1 + preset.overlap) * len(cluster.workers) - 1)
     staleness = prediction.staleness, prediction.most_staleness
@@ -207,6 +212,27 @@ def encoded(cluster: Cluster, algorithm: AlgorithmSpec) -> Cluster:
         for link in cluster.links
     ]
     return replace(cluster, workers=tuple(workers), links=tuple(links))
+
+
+def exchanging_rarely(cluster: Cluster, algorithm: AlgorithmSpec) -> Cluster:
+    """Return the cluster with the costs of exchanges divided among the local steps of each worker."""
+    batch = cluster.local_batch
+    steps_s = [worker.step.seconds(batch) for worker in cluster.workers]
+    if algorithm.local_steps == "auto":
+        wanted = [w.exchange_s / EXCHANGE_SHARE / step_s for w, step_s in zip(cluster.workers, steps_s, strict=True)]
+        counts = [min(max(1, math.ceil(count)), MOST_LOCAL_STEPS) for count in wanted]
+    else:
+        counts = [max(1, math.floor(algorithm.fixed_steps * min(steps_s) / step_s)) for step_s in steps_s]
+    workers = [
+        replace(w, exchange_s=w.exchange_s / count, travel_s=w.travel_s / count, ask_s=w.ask_s / count)
+        for w, count in zip(cluster.workers, counts, strict=True)
+    ]
+    links = [
+        replace(link, busy_s=link.busy_s * sum(1 / counts[i] for i in link.workers) / len(link.workers))
+        for link in cluster.links
+    ]
+    applied_s = cluster.shard_step_s * sum(1 / count for count in counts) / len(counts)
+    return replace(cluster, workers=tuple(workers), links=tuple(links), shard_step_s=applied_s)
 
 
 def as_measured(cluster: Cluster, batch: str) -> Cluster:

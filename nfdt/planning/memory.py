@@ -24,6 +24,9 @@ JOINED_VECTORS = 1.8
 CODEC_VECTORS = 3.0
 """Vectors of a worker that encodes its gradients: what was not sent yet, and the weights before and after a delta."""
 
+OWN_VECTORS = 2.0
+"""Vectors of a worker that makes steps of its own: the weights since which it counts them, and the difference."""
+
 
 @dataclass(frozen=True)
 class ModelBytes:
@@ -138,7 +141,9 @@ def estimate(model: ModelBytes, algorithm: AlgorithmSpec, *, workers: int, shard
     buffers = (1 if encodes or not shared else 0) + 1  # for a gradient, and for the reply
     exchanged = pairs * workers + buffers * min(workers, AT_A_TIME)
     encoded, joined = CODEC_VECTORS if encodes else 0.0, JOINED_VECTORS if shards > 1 else 0.0
-    shard, worker = COSTS["shard"], COSTS["rank" if algorithm.topology_facts.allreduce else "worker"]
+    steps_there = algorithm.topology_facts.allreduce or algorithm.exchange_facts.local
+    shard, worker = COSTS["shard"], COSTS["rank" if steps_there else "worker"]
+    own = OWN_VECTORS if algorithm.exchange_facts.local else 0.0
     # Tables that shards make are lent in place, and the rule's state of rows that nobody looks up takes no memory.
     others = _kept(part, algorithm, workers) + exchanged * part.weights + model.made_state // shards
     steady = shard.of(part, others).steady
@@ -147,7 +152,7 @@ def estimate(model: ModelBytes, algorithm: AlgorithmSpec, *, workers: int, shard
         COSTS["client"].of(model.sent),
         COSTS["server"].of(model),
         ProcessBytes(steady, round(steady + copied)),
-        worker.of(held, (encoded + joined + max(pairs, 1)) * held.weights),
+        worker.of(held, (encoded + joined + own + max(pairs, 1)) * held.weights),
     )
 
 

@@ -32,6 +32,10 @@ class LocalSizes:
         """Return the samples per step of this worker."""
         return self._sizes.get(worker, self.reference)
 
+    def next(self, worker: str, left: int) -> int:
+        """Return the rows of the worker's next task, where ``left`` rows of the epoch are not leased."""
+        return self.of(worker)
+
     def joined(self, worker: str) -> None:
         """Add a worker."""
         raise NotImplementedError

@@ -213,7 +213,10 @@ class SizedTasks(RangedTasks):
     def take(self, worker: str, limit: int) -> list[Task]:
         """Take up to ``limit`` batches of this worker's share, else of the pool."""
         tasks: list[Task] = []
-        while len(tasks) < limit and (rows := self._numbers.take(worker, self._sizes.of(worker))):
+        while len(tasks) < limit:
+            rows = self._numbers.take(worker, self._sizes.next(worker, len(self._numbers)))
+            if not rows:
+                break
             tasks.append(self._task(rows))
         return tasks
 
@@ -239,7 +242,8 @@ class SizedTasks(RangedTasks):
         return -(-len(self._numbers) // self._plan.round_rows)
 
     def _task(self, rows: range) -> Task:
-        task = Task(self._next, rows.start, rows.stop, self._pass_index, samples=len(rows))
+        samples = len(rows) * self._plan.row_samples
+        task = Task(self._next, rows.start, rows.stop, self._pass_index, samples=samples)
         self._next += 1
         return task
 

@@ -30,6 +30,7 @@ class TaskPlan:
             new pass. None for a whole pass, ``ceil(n / (parts * b0))``.
         begin: Position at which the epoch begins.
         synchronous: Whether rounds are numbered; asynchronous tasks all have round 0.
+        round_steps: Steps of a worker in a round, each with an equal part of ``batch_size``.
     """
 
     samples: int
@@ -39,11 +40,20 @@ class TaskPlan:
     begin: Position = Position()
     synchronous: bool = False
     row_samples: int = 1
+    round_steps: int = 1
 
     def __len__(self) -> int:
         """Return the number of rounds in the epoch."""
         rest = self._rounds_from(self.begin.row)
         return rest if self.steps is None else min(self.steps, rest)
+
+    @property
+    def step_count(self) -> int:
+        """Number of steps in the epoch."""
+        if self.round_steps == 1:
+            return len(self)
+        step_rows = self.round_rows // self.round_steps
+        return -(-len(self.rows[1]) // step_rows)
 
     def round(self, index: int) -> tuple[Task, ...]:
         """Return the tasks of round ``index`` of the epoch, counted from 0."""

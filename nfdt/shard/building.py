@@ -24,6 +24,7 @@ from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.presets import FEW_WORKERS
 from nfdt.core.work.spans import SpanRing
 from nfdt.model.program.manifest import MadeTable, Manifest
+from nfdt.model.program.outer_sgd import outer_sgd
 from nfdt.model.program.state import State
 from nfdt.shard.engine import Engine
 from nfdt.shard.modes import AsynchronousMode, MergedMode, ModeFactory, RoundMode
@@ -65,15 +66,7 @@ def outer_program(manifest: Manifest, algorithm: AlgorithmSpec) -> Manifest:
     References:
         Douillard et al., "DiLoCo", arXiv:2311.08105: the outer optimizer and its hyperparameters.
     """
-    slots = manifest.layout.slots
-    rate, momentum = algorithm.outer_lr, algorithm.outer_momentum
-    options = {"learning_rate": rate, "momentum": momentum, "nesterov": momentum > 0, "name": "outer"}
-    described: list[dict[str, Any]] = [{"shape": [], "dtype": "int64", "variable": -1}]  # iterations
-    described.append({"shape": [], "dtype": "float32", "variable": -1})  # learning rate
-    if momentum:
-        described += [{"shape": list(s.shape), "dtype": "float32", "variable": i} for i, s in enumerate(slots)]
-    config = {"module": "keras.optimizers", "class_name": "SGD", "config": options, "registered_name": None}
-    return manifest.with_optimizer(config, described)
+    return manifest.with_optimizer(*outer_sgd(manifest.layout, algorithm.outer_lr, algorithm.outer_momentum))
 
 
 def outer_algorithm(algorithm: AlgorithmSpec) -> AlgorithmSpec:
@@ -174,7 +167,7 @@ def build_store(
         ProtocolError: the records belong to another number of shards.
         ShapeMismatch: the records belong to another program or rule.
     """
-    if manifest.steps_on_workers:
+    if manifest.steps_on_workers and not algorithm.exchange_facts.local:
         algorithm = outer_algorithm(algorithm)
     plan = make_plan(manifest, index, shards)
     weights = plan.own(state.weights)
@@ -201,7 +194,8 @@ def build_store(
         blocks = blocks_of(manifest, run, sparse)
         engine = _loop_engine(program, plan, algorithm, blocks, own, workers) if mode is AsynchronousMode else None
         if engine is None:
-            return _keras_engine(program, plan, algorithm, blocks, State(own, state.optimizer), custom_objects)
+            start = State(own, state.optimizer)
+            return _keras_engine(program, plan, algorithm, blocks, start, custom_objects, workers)
         engine.write(own, state.optimizer)
         return engine
 
@@ -279,7 +273,7 @@ def _loop_engine(
     traits = plain_traits(manifest)
     if traits is None or not plan.flat:
         return None
-    rule = make_rule(algorithm, traits, blocks)
+    rule = make_rule(algorithm, traits, blocks, workers=workers)
     if not isinstance(rule, DelayedSGD | DelayedAdam):
         return None
     from nfdt.shard.loop_engine import LoopEngine  # Numba takes half a second to import
@@ -295,6 +289,7 @@ def _keras_engine(
     blocks: KernelBlocks,
     state: State,
     custom_objects: Mapping[str, Any] | None,
+    workers: int,
 ) -> Engine:
     """Return an engine with the user's Keras optimizer, on the backend of this process."""
     from nfdt.shard.keras_engine import KerasEngine  # imports TensorFlow, which takes seconds
@@ -302,7 +297,7 @@ def _keras_engine(
 
     built = build_optimizer(manifest, plan, state.weights, custom_objects)
     built.load(state.optimizer)
-    return KerasEngine(built, make_rule(algorithm, built.traits, blocks))
+    return KerasEngine(built, make_rule(algorithm, built.traits, blocks, workers=workers))
 
 
 def blocks_of(manifest: Manifest, run: Run, elsewhere: Sequence[int] = ()) -> KernelBlocks:

@@ -25,7 +25,7 @@ from nfdt.schedulers.task_policies import make_task_policy
 from nfdt.shard.building import pushes_differences
 from nfdt.simulate.cluster import ClusterDescription
 from nfdt.simulate.events import Agenda, Signal
-from nfdt.simulate.local_steps import LocalOptimizer, LocalWorker
+from nfdt.simulate.local_steps import LocalOptimizer, LocalStepWorker, LocalWorker
 from nfdt.simulate.machines import Machine, Post, VirtualNetwork
 from nfdt.simulate.post_plan import PostPlan, simulated
 from nfdt.simulate.record import Record
@@ -207,7 +207,9 @@ class SimulatedJob:
         client = VirtualClient(stores, layout, name, *way, overlap=algorithm.overlap, choice=choice)
         watched = self.record.applied, self._member_stepped, self.agenda
         parts = (self.spec, name, index, post, self.trainer, client, self._ask, *watched)
-        return LocalWorker(*parts, optimizer=self._local) if self._local else SimulatedWorker(*parts)
+        if self._local:
+            return LocalWorker(*parts, optimizer=self._local)
+        return (LocalStepWorker if algorithm.exchange_facts.local else SimulatedWorker)(*parts)
 
     def _member_stepped(self, machine: int, samples: int, seconds: float) -> None:
         self.record.member_stepped(machine, samples, seconds)

@@ -1,6 +1,7 @@
-"""Groups that take steps of the user's own optimizer between two pushes, as ``DeltaOuter`` of Horovod's ranks does.
+"""Workers and groups that take steps of the user's own optimizer between two pushes.
 
-Each group has weights and optimizer variables of its own. All groups use one engine of the shards in turn.
+A flat worker goes on from its own weights while a push is on its way, as a real one does. Each group, as ``DeltaOuter``
+of Horovod's ranks, has weights and optimizer variables of its own; all groups use one engine of the shards in turn.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from nfdt.simulate.events import ActivitySteps
 from nfdt.simulate.worker import SimulatedWorker
 from nfdt.transport.base import Pulled
 from nfdt.update_rules.plain import Plain
+from nfdt.worker.local_weights import LocalWeights
 
 
 class LocalOptimizer:
@@ -125,3 +127,56 @@ class LocalWorker(SimulatedWorker):
         """Return what the steps since the last push have changed."""
         self._steps = 0
         return np.asarray(held) - self.optimizer.weights(self.index).weights
+
+
+class OwnVector:
+    """Weights of one worker, which its steps change."""
+
+    def __init__(self) -> None:
+        self.weights: Array = np.zeros(0, np.float32)
+
+    def load(self, weights: Array) -> None:
+        """Replace the weights."""
+        self.weights = np.array(weights)
+
+    def read(self) -> Array:
+        """Return a copy of the weights."""
+        return np.array(self.weights)
+
+
+@dataclass
+class LocalStepWorker(SimulatedWorker):
+    """A flat worker whose tasks are several steps of the user's optimizer; the program's step makes them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._vector = OwnVector()
+        self._own = LocalWeights(self._vector)
+
+    def execute(self, instruction: ins.Instruction) -> ins.Report:
+        """Execute an instruction; an evaluation uses other weights, so that the next step begins with new ones."""
+        if isinstance(instruction, ins.Evaluate):
+            self._own.forget()
+        return super().execute(instruction)
+
+    def compute(self, task: Task, held: Pulled) -> ActivitySteps:
+        """Make the steps of a task, one after the other."""
+        self._own.follow(held)
+        done, seconds, samples = 0, 0.0, 0
+        for part in self.trainer.batches_of(task):
+            for sent in self.pipeline.take_arrived() if done else ():
+                self._loop.answered(sent)
+                self._own.follow(self.pipeline.weights())
+            step = yield from super().compute(part, Pulled(self._vector.weights, (self.trainer.position_of(part),)))
+            self._vector.weights = self._vector.weights - step.gradient
+            self._own.stepped()
+            done, seconds, samples = done + 1, seconds + step.seconds, samples + step.samples
+        planned = self.spec.train.planned is not None
+        return replace(
+            step, gradient=None, denominator=0.0, seconds=seconds, samples=samples, batches=done, due=planned
+        )
+
+    def difference(self, held: Array) -> Array:
+        """Return what the steps since the last push have changed."""
+        self._own.follow(self.pipeline.weights())
+        return self._own.difference()

@@ -153,6 +153,14 @@ class Trainer:
         gradients = [result.gradient for result in results]
         return _union(gradients, tasks, [result.denominator for result in results], logs)
 
+    def batches_of(self, task: Task) -> list[Task]:
+        """Return a task for each batch of the script in a task."""
+        return self._job.batches_of(task)
+
+    def position_of(self, task: Task) -> int:
+        """Return the number of the job's steps before a batch; see :meth:`JobModel.position_of`."""
+        return (self._job.position_of(task) or 0) - self._job.first_update
+
     def apart(self, ended: Callable[[], StepGradient]) -> tuple[StepGradient, bytes]:
         """End a step whose metrics count apart; return its result and these metrics."""
         held = self._metrics.set_aside()

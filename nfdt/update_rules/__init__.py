@@ -9,6 +9,7 @@ from nfdt.update_rules.base import OptimizerTraits, Push, UpdateRule
 from nfdt.update_rules.blocks import Blocks, Elements
 from nfdt.update_rules.dc import AdaptiveDelayCompensated, DelayCompensated, DelayCompensatedMomentum
 from nfdt.update_rules.ddc import make_ddc
+from nfdt.update_rules.ddc_local import DelayedDifference, MeanDifference
 from nfdt.update_rules.plain import Plain, StalenessScaled
 
 __all__ = ["RULES", "OptimizerTraits", "Push", "UpdateRule", "make_rule"]
@@ -34,12 +35,30 @@ RULES: dict[str, Factory] = {
 }
 
 
-def make_rule(spec: AlgorithmSpec, traits: OptimizerTraits, blocks: Blocks | None = None) -> UpdateRule:
+def _delayed_difference(spec: AlgorithmSpec, workers: int, blocks: Blocks) -> UpdateRule:
+    strength = _strength(spec, 0.5)
+    return DelayedDifference(workers, blocks, dc_lambda=strength, dc_clip=spec.dc_clip, gap=spec.gap)
+
+
+DIFFERENCE_RULES: dict[str, Callable[[AlgorithmSpec, int, Blocks], UpdateRule]] = {
+    "plain": lambda spec, workers, blocks: MeanDifference(workers),
+    "ddc": _delayed_difference,
+}
+"""Rules of workers that push what several steps of their own have changed."""
+
+
+def make_rule(
+    spec: AlgorithmSpec, traits: OptimizerTraits, blocks: Blocks | None = None, *, workers: int = 1
+) -> UpdateRule:
     """Make the update rule ``spec.update_rule`` with the spec's parameters, for an optimizer with these traits.
 
     Args:
         spec: Algorithm of the job.
         traits: Traits of the user's optimizer.
         blocks: Blocks of elements for rules that use them; None: every element is a block.
+        workers: Number of workers that push; needed for differences of several steps.
     """
-    return RULES[spec.update_rule](spec, traits, blocks or Elements())
+    blocks = blocks or Elements()
+    if spec.exchange_facts.local and not spec.consistency_facts.synchronous:
+        return DIFFERENCE_RULES[spec.update_rule](spec, workers, blocks)
+    return RULES[spec.update_rule](spec, traits, blocks)

@@ -29,6 +29,7 @@ class Step:
         seconds: Duration of the computation.
         denominator: Denominator of the loss; 0: the number of samples, infinity: the loss is a sum.
         due: Without a gradient: whether what the worker's own steps have changed is pushed now.
+        batches: Number of batches: of steps of the worker's own optimizer.
     """
 
     gradient: Any
@@ -37,6 +38,7 @@ class Step:
     seconds: float
     denominator: float = 0.0
     due: bool = True
+    batches: int = 1
 
 
 class LoopDriver:

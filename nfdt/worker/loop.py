@@ -39,6 +39,7 @@ class TaskTimes:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._tasks: dict[int, tuple[float, float]] = {}
+        self._pushes: dict[int, tuple[float, float]] = {}  # when a push was sent, and its duration
         self.begin(0.0)
 
     def begin(self, compute_s: float) -> None:
@@ -55,13 +56,29 @@ class TaskTimes:
         self._at, self._computed_s = now, compute_s
         self._done += 1
 
+    def sent(self, task: int) -> None:
+        """Record that the push of this task is sent."""
+        self._pushes[task] = (self._clock(), 0.0)
+
+    def answered(self, task: int) -> float:
+        """Record that the reply to the push of this task is taken; return the seconds since, 0 the second time."""
+        sent_at, known_s = self._pushes.get(task, (0.0, 1.0))
+        if known_s:
+            return 0.0
+        seconds = self._clock() - sent_at
+        self._pushes[task] = (sent_at, seconds)
+        return seconds
+
     def over(self, budget_s: float) -> bool:
         """Whether a task of the lease is finished and the budget is spent; 0 is no limit."""
         return bool(budget_s and self._done) and self._clock() - self._began >= budget_s
 
     def taken(self, tasks: Iterable[int]) -> dict[int, ins.TaskTime]:
         """Return the times of these tasks, where there are any, and forget them."""
-        times = {task: ins.TaskTime(*self._tasks.pop(task, (0.0, 0.0))) for task in tasks}
+        times = {
+            task: ins.TaskTime(*self._tasks.pop(task, (0.0, 0.0)), self._pushes.pop(task, (0.0, 0.0))[1])
+            for task in tasks
+        }
         return {task: time for task, time in times.items() if time.compute_s + time.exchange_s > 0}
 
 
@@ -221,7 +238,8 @@ class WorkerLoop:
             logs = step.logs
         if self._unpushed:  # what is reported as finished must be on the shards
             last, _ = self._unpushed[-1]
-            self._send((yield self._driver.difference, self._pipeline.weights().weights))
+            yield from self._await_replies(0)
+            yield from self._push_difference()
             yield from self._await_replies(0)
             self._times.spent(last.task, self.statistics.compute_s)
         self._logs = numbers(logs)
@@ -235,23 +253,29 @@ class WorkerLoop:
         held = self._pipeline.weights()
         pulled = clock()
         step: Step = yield self._driver.compute, task, held
-        computed = clock()
+        computed, waited = clock(), 0.0
         self._unpushed.append((task, step.samples))
         if step.gradient is not None:
             self._send(step.gradient, step.denominator, step.seconds, want_weights=want_weights)
             step.gradient = None  # the next one is computed without it in memory
         elif step.due:
-            self._send((yield self._driver.difference, held.weights))
+            yield from self._await_replies(0)
+            waited = clock() - computed  # counted there
+            yield from self._push_difference()
         sent = clock()
         statistics.compute_s += step.seconds
-        statistics.exchange_s += sent - computed + pulled - began
+        statistics.exchange_s += sent - computed - waited + pulled - began
         span(EXCHANGE, began, pulled, task.task)
         span(COMPUTE, computed - step.seconds, computed, task.task)  # as compute_s counts it
         span(EXCHANGE, computed, sent, task.task)
         statistics.samples += step.samples
-        statistics.steps += 1
-        self.epoch_steps += 1
+        statistics.steps += step.batches
+        self.epoch_steps += step.batches
         return step
+
+    def _push_difference(self) -> Generator[Want, Any, None]:
+        """Push what the worker's own steps have changed since weights that have its earlier pushes: no reply is due."""
+        self._send((yield self._driver.difference, self._pipeline.weights().weights))
 
     def _send(
         self, vector: Any, denominator: float = 0.0, compute_s: float = 0.0, *, want_weights: bool = True
@@ -276,7 +300,12 @@ class WorkerLoop:
             want_weights=want_weights and task.parts <= 1,
             compute_s=compute_s,
         )
+        self._times.sent(task.task)
         self.statistics.batch_sizes[samples] += 1
+
+    def answered(self, sent: list[tuple[Task, int]]) -> None:
+        """Record that the reply to a push is taken, which may be while a step is computed; later calls do nothing."""
+        self.statistics.push_s += self._times.answered(sent[-1][0].task)
 
     def _await_replies(self, unanswered: int) -> Generator[Want, Any, None]:
         """Take replies of the shards; no computation hides the time spent here."""
@@ -284,6 +313,7 @@ class WorkerLoop:
         for sent, pushed in (yield self._driver.await_replies, unanswered):
             self.statistics.staleness[pushed.staleness] += 1
             self.statistics.dropped += not pushed.applied
+            self.answered(sent)
             self._finished += sent
         ended = self._clock()
         self.statistics.exchange_s += ended - began

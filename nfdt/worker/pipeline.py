@@ -37,11 +37,12 @@ class Pipeline(Generic[Tag]):
         self._client = client
         self._held: Pulled | None = None
         self._sent: deque[tuple[Tag, PendingPush]] = deque()
+        self._taken: list[tuple[Tag, Pushed]] = []  # replies that were taken early
 
     @property
     def in_flight(self) -> list[Tag]:
-        """The tags of the pushes whose replies have not been taken, oldest first."""
-        return [tag for tag, _ in self._sent]
+        """The tags of the pushes whose replies :meth:`await_replies` has not returned, oldest first."""
+        return [tag for tag, _ in (*self._taken, *self._sent)]
 
     @property
     def newest(self) -> int | None:
@@ -74,13 +75,26 @@ class Pipeline(Generic[Tag]):
 
     def await_replies(self, overlap: int) -> list[tuple[Tag, Pushed]]:
         """Wait until at most ``overlap`` pushes are unanswered; return the available replies, oldest first."""
-        answers = []
         while len(self._sent) > overlap or (len(self._sent) > 1 and self._sent[0][1].arrived):
-            tag, pending = self._sent.popleft()
-            pushed = pending.result()
-            self._held = None if pushed.weights is None else Pulled(pushed.weights, pushed.versions, pushed.sequence)
-            answers.append((tag, pushed))
+            self._take_oldest()
+        answers, self._taken = self._taken, []
         return answers
+
+    def take_arrived(self) -> list[Tag]:
+        """Hold the weights of the replies that have arrived; return the tags of their pushes.
+
+        For a worker that goes on with weights of its own; :meth:`await_replies` returns these replies later.
+        """
+        before = len(self._taken)
+        while self._sent and self._sent[0][1].arrived:
+            self._take_oldest()
+        return [tag for tag, _ in self._taken[before:]]
+
+    def _take_oldest(self) -> None:
+        tag, pending = self._sent.popleft()
+        pushed = pending.result()
+        self._held = None if pushed.weights is None else Pulled(pushed.weights, pushed.versions, pushed.sequence)
+        self._taken.append((tag, pushed))
 
     def discard_weights(self) -> None:
         """Drop the held weights, so that the next ones are pulled. All replies must have been taken."""
@@ -90,3 +104,4 @@ class Pipeline(Generic[Tag]):
         """Drop the held weights and the pushes in flight, whose replies will not arrive."""
         self._held = None
         self._sent.clear()
+        self._taken.clear()

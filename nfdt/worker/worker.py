@@ -26,7 +26,7 @@ from nfdt.core.work.heartbeat import Heartbeat
 from nfdt.core.work.messages import read_instruction, to_request
 from nfdt.core.work.spans import WAIT, SpanRing
 from nfdt.core.work.tasks import Task
-from nfdt.model.backends.contract import PreparedBatch
+from nfdt.model.backends.contract import LocalStep, PreparedBatch
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.unpack import ReadRanges
 from nfdt.model.training import steps
@@ -40,6 +40,7 @@ from nfdt.model.training.predict import OUTPUT_BYTES, dump_outputs
 from nfdt.model.training.steps import BuiltProgram, is_reusable
 from nfdt.transport.base import PendingRows, Pulled
 from nfdt.worker.driver import LoopDriver, Step
+from nfdt.worker.local_weights import LocalWeights
 from nfdt.worker.loop import WorkerLoop, drive
 from nfdt.worker.movable_client import MovableClient
 from nfdt.worker.pipeline import ShardsMoved
@@ -50,6 +51,7 @@ TakeRows = Callable[[pb.TakeRowsRequest], pb.TakeRowsReply]
 CallNext = Callable[[pb.NextRequest], pb.NextReply]
 Answer = TypeVar("Answer")
 WAIT_S = 10.0
+STATE_SHARE = 0.1  # of the time, in which the variables of optimizers that step here may travel
 
 
 class Worker(LoopDriver):
@@ -129,12 +131,15 @@ class Worker(LoopDriver):
             steps.evaluation_step(model, layout),
             steps.prediction_step(model, layout),
         )
+        step = self._program.step
+        self._own = LocalWeights(step) if isinstance(step, LocalStep) and spec.algorithm.exchange_facts.local else None
         self._requested: tuple[PreparedBatch, int, PendingRows] | None = None  # rows of a batch, and for which reply
         self._of_the_epoch: MetricsAside | None = None  # while a task is counted apart
         self._other_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{name} looks ahead")
         self._ahead: Future[ins.Instruction] | None = None  # answer to a request that was made ahead
         self._batch: tuple[Task, PreparedBatch] | None = None  # of the task that begins next
         self._emulated = EmulatedSteps(spec, index, name, stopped.wait)
+        self._reported_at = time.perf_counter()  # with the variables of optimizers
         self._heartbeat = Heartbeat(self._send_heartbeat, spec.busy_report_s)
 
     @property
@@ -210,7 +215,8 @@ class Worker(LoopDriver):
                 job.begin_epoch(instruction)
             case ins.CollectState():
                 job.end_epoch(instruction)
-                state = job.untrained.encode(), job.metrics.collect(), self._loop.epoch_steps
+                kept = () if instruction.last or self._may_report_optimizers() else job.of_optimizers[0]
+                state = job.untrained.encode(kept), job.metrics.collect(), self._loop.epoch_steps
                 return ins.Report(epoch_state=ins.EpochState(instruction.epoch, *state))
             case ins.Evaluate():
                 with job.aside(instruction.ahead):
@@ -219,8 +225,22 @@ class Worker(LoopDriver):
                 return ins.Report(summary=job.summarise(instruction))
         return ins.Report()
 
+    def _may_report_optimizers(self) -> bool:
+        """Whether the variables of optimizers that step here travel in a small share of the time, there and back."""
+        if self._own is None:
+            return True
+        statistics, now = self._loop.statistics, time.perf_counter()
+        travelled = self._client.bytes_sent + self._client.bytes_received
+        needs_s = 2 * self._job.of_optimizers[1] / max(travelled, 1) * statistics.push_s
+        if needs_s > STATE_SHARE * (now - self._reported_at):
+            return False
+        self._reported_at = now
+        return True
+
     def _evaluated(self, request: ins.Evaluate, held: Pulled) -> ins.Evaluated:
         """Evaluate the model on pulled weights; a job that predicts may leave out the last tasks."""
+        if self._own is not None:
+            self._own.forget()
         job, source = self._job, self._job.validation
         job.load_untrained(request.untrained)
         job.begin_validation(request.epoch)
@@ -274,6 +294,8 @@ class Worker(LoopDriver):
         """Connect to the shards announced last."""
         self.await_ahead()
         self._batch = self._requested = None
+        if self._own is not None:
+            self._own.forget()
         self._client.move()
         logger.info("%s continues with the restored shards, incarnation %d", self._name, self._client.incarnation)
 
@@ -288,12 +310,14 @@ class Worker(LoopDriver):
 
     def prepare(self, tasks: Sequence[Task]) -> None:
         """Read ahead, and convert the first batch."""
-        self._job.prefetch(self._job.train, tasks)
-        self._batch = tasks[0], self._prepared(tasks[0])
+        parts = [part for task in tasks for part in self._batches_of(task)]
+        self._job.prefetch(self._job.train, parts)
+        self._batch = parts[0], self._prepared(parts[0])
 
     def overlap(self, step: Step, following: Task | None) -> None:
         """Count a step, and prepare the batch of the following task of this lease or of the next one."""
-        self._job.metrics.stepped(step.samples, step.logs)
+        if self._own is None:
+            self._job.metrics.stepped(step.samples, step.logs)
         self._batch = None
         ahead = self._ahead
         if following is None and ahead is not None and ahead.done() and ahead.exception() is None:
@@ -301,7 +325,8 @@ class Worker(LoopDriver):
                 self._job.prefetch(self._job.train, work.tasks)
                 following = work.tasks[0]
         if following is not None:
-            self._batch = following, self._prepared(following)
+            first = self._batches_of(following)[0]
+            self._batch = first, self._prepared(first)
             self._request_rows(following, self._batch[1])
 
     def _prepared(self, task: Task) -> PreparedBatch:
@@ -311,8 +336,49 @@ class Worker(LoopDriver):
             return prepared[1]
         return self._program.step.prepare(self._job.batch(self._job.train, task))
 
+    def _batches_of(self, task: Task) -> list[Task]:
+        """Return a task for each batch of a task; with steps of the worker's own it may have several."""
+        return [task] if self._own is None else self._job.batches_of(task)
+
     def compute(self, task: Task, held: Pulled) -> Step:
-        """Compute a gradient, which may be lengthened by emulation."""
+        """Compute a gradient, or make steps of the model's own optimizer; emulation may lengthen them."""
+        return self._gradient(task, held) if self._own is None else self._step_alone(self._own, task, held)
+
+    def _step_alone(self, own: LocalWeights, task: Task, held: Pulled) -> Step:
+        """Train the model on the batches of a task; go on from the reply to the last push as soon as it is there."""
+        step, job, statistics = self._program.step, self._job, self._loop.statistics
+        assert isinstance(step, LocalStep)
+        own.follow(held)
+        began, samples, done = time.perf_counter(), 0, 0
+        logs: dict[str, Any] = {}
+        for part in self._batches_of(task):
+            if self.stopped() or self.moved():
+                break  # nothing of this task counts
+            for sent in self.pipeline.take_arrived() if done else ():
+                self._loop.answered(sent)
+                own.follow(self.pipeline.weights())
+            batch, step_began = self._prepared(part), time.perf_counter()
+            if not statistics.steps + done:
+                note_start(self._name, "first step begins")
+            logs = step.train(batch, job.position_of(part))
+            own.stepped()
+            if not statistics.steps + done and math.isfinite(first := numbers(logs).get("loss", math.nan)):
+                statistics.first_loss = first
+            done += 1
+            self._emulated.finish(statistics.steps + done, time.perf_counter() - step_began, batch.samples)
+            job.metrics.stepped(batch.samples, logs)
+            samples += batch.samples
+            self._heartbeat()
+        planned = self.spec.train.planned is not None  # of others, a lease is pushed at once
+        return Step(None, samples, logs, time.perf_counter() - began, due=planned, batches=done)
+
+    def difference(self, held: Array) -> Array:
+        """Return what the steps since the last push have changed."""
+        assert self._own is not None, "only such steps push nothing"
+        self._own.follow(self.pipeline.weights())
+        return self._own.difference()
+
+    def _gradient(self, task: Task, held: Pulled) -> Step:
         batch, is_first = self._prepared(task), not self._loop.statistics.steps
         weights = self._looked_up(batch, held)
         began = time.perf_counter()

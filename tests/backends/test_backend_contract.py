@@ -62,6 +62,22 @@ def test_training_on_the_gradients_equals_keras(report, mode):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("mode", ["momentum", "schedule", "eager"])
+def test_an_optimizer_steps_on_a_worker_as_in_keras(report, mode):
+    found = report["own_optimizers"][mode]
+    assert not found["is_code"]
+    assert found["moved"] > 0.1
+    assert found["weights"] < 5e-6
+    logs, expected = found["logs"]
+    assert logs == pytest.approx(expected, rel=1e-4)
+    for mine, theirs in zip(*found["untrained"], strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_schedule_follows_the_position_in_the_job(report):
+    assert report["at_positions"] == pytest.approx([1.0, 0.5, 0.125], rel=1e-3)
+
+
 def test_a_step_is_compiled_once_per_batch_size(report):
     compiled, eager = report["training"]["adam"]["traces"], report["training"]["eager"]["traces"]
     assert (compiled, eager) == {"tensorflow": (2, 0), "jax": (2, 4), "torch": (0, 0)}[report["backend"]]

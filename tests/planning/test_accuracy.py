@@ -77,7 +77,9 @@ def test_a_training_is_the_same_after_it_was_written_as_json():
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_has_a_name_in_the_table(preset):
     known = {row for training in measured_trainings() for row in training.rows}
-    assert measured_as(resolve_algorithm(preset)) in known
+    algorithm = resolve_algorithm(preset)
+    # No training with local steps is in the table yet.
+    assert measured_as(algorithm) in ({""} if algorithm.exchange_facts.local else known)
 
 
 def test_rows_of_another_make_are_unknown():

@@ -70,7 +70,7 @@ def test_the_forecast_of_one_worker_has_no_error_besides_the_spread():
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_one_worker_can_use_what_neither_waits_nor_shares(name):
-    expected = name in ("asgd", "dc-asgd", "dc-asgd-a", "dc-asgd-k", "ddc-asgd")
+    expected = name in ("asgd", "dc-asgd", "dc-asgd-a", "dc-asgd-k", "ddc-asgd", "local-ddc")
     assert suits(resolve_algorithm(name), 1) == expected
     assert suits(resolve_algorithm(name), 2)
 

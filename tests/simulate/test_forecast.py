@@ -31,8 +31,9 @@ CLUSTERS = {
     "a full shared link": cluster({"count": 4, "link": "rack"}, HALF, links={"rack": {"bandwidth_mbit": 0.02}}),
     "a shard's link": cluster({"count": 4}, shards={"bandwidth_mbit": 0.1, "latency_ms": 1, "apply_ms": 2}),
 }
-# The variants of dc take the same time as asgd.
-TIMED = [name for name in PRESETS if name not in ("dc-asgd", "dc-asgd-a", "dc-asgd-k", "asgd")]
+# The variants of dc take the same time as asgd. Of local steps the forecast leaves out the ends of epochs, which are a
+# large part of epochs as short as these.
+TIMED = [name for name in PRESETS if name not in ("dc-asgd", "dc-asgd-a", "dc-asgd-k", "asgd", "local-ddc")]
 # On a full link that workers share, adaptive codecs learn for epochs: each worker's bandwidth depends on the others.
 LEARNING = [("a full shared link", "h-ps"), ("a full shared link", "auto")]
 CASES = [(where, name) for where in CLUSTERS for name in TIMED if (where, name) not in LEARNING]

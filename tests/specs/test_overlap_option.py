@@ -6,7 +6,12 @@ from nfdt.core.errors import UsageError
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.specs.presets import PRESETS
 
-STEPS_WAIT = {"bsp": "every step waits", "allreduce": "on a ring", "group-sync": "with groups"}
+STEPS_WAIT = {
+    "bsp": "every step waits",
+    "diloco": "every step waits",
+    "allreduce": "on a ring",
+    "group-sync": "with groups",
+}
 
 
 @pytest.mark.parametrize("name", PRESETS)

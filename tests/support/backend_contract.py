@@ -21,7 +21,7 @@ from nfdt.model.program.pack import pack
 from nfdt.model.program.state import load_state
 from nfdt.model.program.unpack import unpack
 from nfdt.model.training.metrics import ModelMetrics
-from nfdt.model.training.steps import evaluation_step, gradient_step, prediction_step
+from nfdt.model.training.steps import evaluation_step, gradient_step, make_step, prediction_step
 from tests.support import loss_cases
 
 SIZES = [8, 8, 8, 3]
@@ -97,6 +97,58 @@ def train_both(optimizer, **mode):
         "untrained": [untrained(there.model), untrained(model)],
         "moved": float(np.linalg.norm(np.asarray(there.weights) - begun)),
         "traces": there.step.traces,
+    }
+
+
+def local_step_of(model):
+    """Return the model and the step of a worker on which the optimizer steps, whether it is code, and its weights."""
+    packed = pack(model, batches()[0], outer=(1.0, 0.0))
+    made = unpack(packed.manifest, packed.artifacts.__getitem__, allow_code=False)
+    weights = load_state(packed.artifacts[packed.manifest.state]).weights
+    return made, make_step(made, packed.manifest), packed.manifest.is_code, weights
+
+
+def local_steps(optimizer, **mode):
+    """Train with the model's own optimizer on a worker, as Keras does alone."""
+    model = network()
+    model.compile(optimizer, "mse", metrics=["mae"], **mode)
+    made, step, is_code, weights = local_step_of(model)
+    step.load(weights)
+    keras.utils.set_random_seed(7)
+    for batch in batches():
+        made.reset_metrics()
+        logs = step.train(step.prepare(batch), None)
+    keras.utils.set_random_seed(7)
+    expected = plain(model, batches())
+    return {
+        "is_code": is_code,
+        "weights": float(np.max(np.abs(step.read() - flat(model)))),
+        "logs": [{name: float(value) for name, value in logs.items()}, expected],
+        "untrained": [untrained(made), untrained(model)],
+        "moved": float(np.linalg.norm(step.read() - weights)),
+    }
+
+
+def at_positions():
+    """Return how far the same step moves the weights at several positions of a job, relative to the first."""
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+    model = network(dropout=0.0)
+    model.compile(keras.optimizers.SGD(schedule), "mse")
+    _, step, _, weights = local_step_of(model)
+    batch, moved = step.prepare(batches()[0]), []
+    for position in (0, 2, 6):
+        step.load(weights)
+        step.train(batch, position)
+        moved.append(float(np.linalg.norm(step.read() - weights)))
+    return [length / moved[0] for length in moved]
+
+
+def own_optimizers():
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+    return {
+        "momentum": local_steps(keras.optimizers.SGD(0.1, momentum=0.9)),
+        "schedule": local_steps(keras.optimizers.Adam(schedule)),
+        "eager": local_steps(keras.optimizers.SGD(0.1), run_eagerly=True),
     }
 
 
@@ -260,6 +312,8 @@ if __name__ == "__main__":
         "backend": keras.backend.backend(),
         "tensorflow": "tensorflow" in sys.modules,
         "training": training(),
+        "own_optimizers": own_optimizers(),
+        "at_positions": at_positions(),
         "mixed_precision": mixed_precision(),
         "evaluation": evaluation(),
         "prediction": prediction(),

@@ -128,9 +128,12 @@ class _Job:
         self.artifacts, self.arrays = {}, {}
         size = fit.get("batch_size", 32)
         validation = validation if method == "fit" else x
-        rows = resolve_algorithm(algorithm, **overrides).rows
+        chosen = resolve_algorithm(algorithm, **overrides)
+        rows, outer = chosen.rows, chosen.outer_optimizer if chosen.exchange_facts.local else None
         batch = _rows(x if y is None else (x, y), size)
-        packed = pack(model, batch, predicts=method == "predict", sparse=rows if method == "fit" else False)
+        packed = pack(
+            model, batch, predicts=method == "predict", sparse=rows if method == "fit" else False, outer=outer
+        )
         self.artifacts.update(packed.artifacts)
         self.manifest = packed.manifest
         self.spec = JobSpec(

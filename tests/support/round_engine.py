@@ -12,14 +12,19 @@ class RoundEngine(LoopEngine):
     """A ``LoopEngine`` that applies the union of a round as one gradient without delay."""
 
     @classmethod
-    def of_program(cls, manifest, plan, algorithm, blocks, state, custom_objects):
+    def of_program(cls, manifest, plan, algorithm, blocks, state, custom_objects, workers):
         """Return the engine of a shard, as ``nfdt.shard.building`` makes the one with a Keras optimizer."""
         from nfdt.shard.optimizer_state import plain_traits
         from nfdt.update_rules import make_rule
 
         traits = plain_traits(manifest)
         engine = cls(
-            plan, traits, make_rule(algorithm, traits, blocks), blocks, state.weights, manifest.optimizer_options
+            plan,
+            traits,
+            make_rule(algorithm, traits, blocks, workers=workers),
+            blocks,
+            state.weights,
+            manifest.optimizer_options,
         )
         engine.write(state.weights, state.optimizer)
         return engine

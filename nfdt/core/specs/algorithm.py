@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.horovod_options import CODECS
@@ -13,11 +13,13 @@ from nfdt.core.specs.presets import (
     BATCH_FACTS,
     CODEC_FACTS,
     CONSISTENCY_FACTS,
+    EXCHANGE_FACTS,
     RULE_FACTS,
     TOPOLOGY_FACTS,
     BatchFacts,
     CodecFacts,
     ConsistencyFacts,
+    ExchangeFacts,
     RuleFacts,
     TopologyFacts,
 )
@@ -38,6 +40,10 @@ _MEANS = ReadWith(update_rule=("dc-a", "dc-k"))
 _DBS = ReadWith(batch=("dbs",))
 _RING = ReadWith(topology=("ring",))
 _DELTA = ReadWith(topology=("groups",), outer=("delta",))
+_LOCAL = ReadWith(topology=("flat",), exchange=("local-steps",))
+_LOCAL_ROUNDS = ReadWith(topology=("flat",), exchange=("local-steps",), consistency=("bsp",))
+MOST_LOCAL_STEPS = 64
+"""Limit of local_steps='auto': with more steps apart, workers lose accuracy faster than time is won."""
 GROUPS_PATTERN = r"^(auto|\d+|\d+(,\d+)*(;\d+(,\d+)*)+)$"
 
 GroupMembers = tuple[tuple[int, ...], ...]
@@ -101,6 +107,11 @@ class AlgorithmSpec(BaseModel):
 
     name: str
     topology: str = "flat"
+    exchange: Annotated[str, ReadWith(topology=("flat",))] = Field(
+        "every-step",
+        description="every-step: gradients; local-steps: what local_steps steps of the script's optimizer, on the "
+        "worker, have changed",
+    )
     consistency: Annotated[str, _DELAYS_COUNT] = "free"
     update_rule: Annotated[str, _DELAYS_COUNT] = "ddc"
     batch: str = "fixed"
@@ -145,7 +156,7 @@ class AlgorithmSpec(BaseModel):
         1, ge=1, description="n-softsync: the n of floor(M / n) gradients per update"
     )
     dc_lambda: Annotated[float | None, _STRENGTH] = Field(
-        None, ge=0, description="compensation strength; None: 0.04 (dc), 2 (dc-a, dc-k), 0.2 (ddc)"
+        None, ge=0, description="compensation strength; None: 0.04 (dc), 2 (dc-a, dc-k), 0.2 (ddc), 0.5 (local-steps)"
     )
     dc_clip: Annotated[float, _DDC] = Field(
         1.0, gt=0, description="ddc: the compensation is at most this many times the gradient"
@@ -176,12 +187,16 @@ class AlgorithmSpec(BaseModel):
     outer: Annotated[Literal["gradient", "delta"], ReadWith(topology=("groups",))] = Field(
         "gradient", description="groups: push gradients, or what local_steps steps have changed"
     )
-    local_steps: Annotated[int, _DELTA] = Field(
-        16, ge=1, description="outer='delta': steps of the fastest group between two pushes"
+    local_steps: Annotated[int | Literal["auto"], _DELTA, _LOCAL] = Field(
+        16,
+        description="steps of the fastest worker or group between two pushes; auto (flat workers): as many as keep an "
+        f"exchange below a tenth of the time, at most {MOST_LOCAL_STEPS}",
     )
-    outer_lr: Annotated[float, _DELTA] = Field(0.7, gt=0, description="outer='delta': learning rate for what is pushed")
-    outer_momentum: Annotated[float, _DELTA] = Field(
-        0.9, ge=0, lt=1, description="outer='delta': Nesterov momentum of what is pushed"
+    outer_lr: Annotated[float, _DELTA, _LOCAL_ROUNDS] = Field(
+        0.7, gt=0, description="outer='delta', and local-steps with bsp: learning rate for what is pushed"
+    )
+    outer_momentum: Annotated[float, _DELTA, _LOCAL_ROUNDS] = Field(
+        0.9, ge=0, lt=1, description="outer='delta', and local-steps with bsp: Nesterov momentum of what is pushed"
     )
 
     @property
@@ -193,7 +208,23 @@ class AlgorithmSpec(BaseModel):
     def rows(self) -> bool | Literal["lazy"]:
         """``sparse``; False where pushes are merged or encoded, or where no worker pushes by itself."""
         plain = not self.codec_facts.encodes and not self.encodes_replies
-        return self.sparse if self.consistency_facts.rows_allowed and self.topology_facts.flat and plain else False
+        able = self.consistency_facts.rows_allowed and self.topology_facts.flat and not self.exchange_facts.local
+        return self.sparse if able and plain else False
+
+    @property
+    def outer_optimizer(self) -> tuple[float, float]:
+        """Learning rate and Nesterov momentum with which shards apply differences; a rule of its own needs neither."""
+        return (self.outer_lr, self.outer_momentum) if self.consistency_facts.synchronous else (1.0, 0.0)
+
+    @property
+    def fixed_steps(self) -> int:
+        """``local_steps`` where it is a number: with groups, and where it is not ``auto``."""
+        return self.local_steps if isinstance(self.local_steps, int) else 1
+
+    @property
+    def exchange_facts(self) -> ExchangeFacts:
+        """Properties of what workers exchange."""
+        return EXCHANGE_FACTS[self.exchange]
 
     @property
     def consistency_facts(self) -> ConsistencyFacts:
@@ -282,7 +313,39 @@ class AlgorithmSpec(BaseModel):
             raise ValueError("expected 'gradient', unless topology is 'groups' and consistency is 'free'")
         return value
 
-    @field_validator("topology", "consistency", "update_rule", "batch", "tasks", "codec")
+    @field_validator("exchange")
+    @classmethod
+    def _workers_push_themselves(cls, value: str, info: Any) -> str:
+        if EXCHANGE_FACTS.get(value, ExchangeFacts()).local and not _topology_in(info).flat:
+            raise ValueError("expected 'every-step', unless topology is 'flat'; groups have outer='delta'")
+        return value
+
+    @field_validator("local_steps", mode="before")
+    @classmethod
+    def _at_least_one_step(cls, value: Any, info: Any) -> Any:
+        if isinstance(value, int) and value < 1:
+            raise ValueError("expected 'auto', or at least 1")
+        if value == "auto" and not _topology_in(info).flat:
+            raise ValueError("expected a number with groups")
+        return value
+
+    @model_validator(mode="after")
+    def _fits_local_steps(self) -> Self:
+        if not self.exchange_facts.local:
+            return self
+        facts = self.consistency_facts
+        if not (facts.independent or facts.synchronous):
+            raise ValueError("consistency: expected 'free' or 'bsp' with exchange 'local-steps'")
+        if not self.rule_facts.differences or (facts.synchronous and not self.rule_facts.neutral):
+            rules = "'plain'" if facts.synchronous else "'ddc' or 'plain'"
+            raise ValueError(f"update_rule: expected {rules} with exchange 'local-steps'")
+        if self.batch_facts.follows_speed:
+            raise ValueError("batch: expected 'fixed' with exchange 'local-steps', which adapts the number of steps")
+        if self.plan != "nothing":
+            raise ValueError("plan: expected 'nothing' with exchange 'local-steps'")
+        return self
+
+    @field_validator("topology", "exchange", "consistency", "update_rule", "batch", "tasks", "codec")
     @classmethod
     def _known_choice(cls, value: str, info: Any) -> str:
         return _one_of(info.field_name, value)

@@ -122,6 +122,9 @@ class FitSpec(_Spec):
     validation_freq: tuple[int, ...] | int = 1
     validation_batch_size: int | None = Field(None, ge=1)
     validation_steps: int | None = Field(None, ge=1)
+    updates: int = Field(
+        0, description="local-steps: updates of the optimizer before pass 0 of the data, if it had one"
+    )
     begun: EpochProgress | None = Field(None, description="restarted job: what is trained of the first epoch")
 
 

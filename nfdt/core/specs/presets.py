@@ -50,6 +50,17 @@ class BatchFacts:
 
 
 @dataclass(frozen=True)
+class ExchangeFacts:
+    """Properties of what workers exchange.
+
+    Attributes:
+        local: Whether the user's optimizer steps on the workers, which push what several steps have changed.
+    """
+
+    local: bool = False
+
+
+@dataclass(frozen=True)
 class TopologyFacts:
     """Properties of a topology.
 
@@ -92,6 +103,8 @@ class RuleFacts:
         state: Vectors of the model that the rule keeps on a shard, besides the optimizer's variables.
         worker_state: Vectors of the model that it keeps there for each worker, besides its backup.
         reserve: Whether it holds the momentum of the optimizer itself, also of an optimizer without momentum.
+        differences: Whether it can apply what several steps of a worker have changed.
+        neutral: Whether it leaves gradients as they are, so that those of a round may be merged first.
     """
 
     modelled: bool = False
@@ -99,6 +112,8 @@ class RuleFacts:
     state: float = 0.0
     worker_state: float = 0.0
     reserve: bool = False
+    differences: bool = False
+    neutral: bool = False
 
 
 CONSISTENCY_FACTS: dict[str, ConsistencyFacts] = {
@@ -109,6 +124,11 @@ CONSISTENCY_FACTS: dict[str, ConsistencyFacts] = {
 }
 
 BATCH_FACTS: dict[str, BatchFacts] = {"fixed": BatchFacts(), "dbs": BatchFacts(follows_speed=True)}
+
+EXCHANGE_FACTS: dict[str, ExchangeFacts] = {
+    "every-step": ExchangeFacts(),
+    "local-steps": ExchangeFacts(local=True),
+}
 
 TOPOLOGY_FACTS: dict[str, TopologyFacts] = {
     "flat": TopologyFacts(),
@@ -127,12 +147,14 @@ CODEC_FACTS: dict[str, CodecFacts] = {
 }
 
 RULE_FACTS: dict[str, RuleFacts] = {
-    "plain": RuleFacts(),
+    "plain": RuleFacts(differences=True, neutral=True),
     "staleness-scaled": RuleFacts(),
     "dc": RuleFacts(backups=True),
     "dc-a": RuleFacts(backups=True, worker_state=1.0),
     "dc-k": RuleFacts(backups=True, state=1.0),
-    "ddc": RuleFacts(modelled=True, backups=True, state=3 / 16, reserve=True),  # of each block of 16: three numbers
+    "ddc": RuleFacts(
+        modelled=True, backups=True, state=3 / 16, reserve=True, differences=True
+    ),  # of each block of 16: 3
 }
 
 
@@ -140,6 +162,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "topology": tuple(TOPOLOGY_FACTS),
     "consistency": tuple(CONSISTENCY_FACTS),
     "update_rule": tuple(RULE_FACTS),
+    "exchange": tuple(EXCHANGE_FACTS),
     "batch": tuple(BATCH_FACTS),
     "tasks": ("static", "proportional", "dynamic", "finish-together"),
     "codec": tuple(CODEC_FACTS),
@@ -147,6 +170,7 @@ AXES: dict[str, tuple[str, ...]] = {
 
 _FLAT: dict[str, Any] = {
     "topology": "flat",
+    "exchange": "every-step",
     "consistency": "free",
     "update_rule": "plain",
     "batch": "fixed",
@@ -154,6 +178,8 @@ _FLAT: dict[str, Any] = {
     "overlap": 0,
     "codec": "identity",
 }
+
+_LOCAL: dict[str, Any] = {**_FLAT, "exchange": "local-steps"}
 
 _HPS: dict[str, Any] = {
     **_FLAT,
@@ -176,6 +202,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "dbs-sgd": {**_FLAT, "batch": "dbs"},
     "h-ps": {**_HPS},
     "auto": {**_HPS, "batch": "dbs", "plan": "topology"},
+    "local-ddc": {**_LOCAL, "update_rule": "ddc", "overlap": 1, "codec": "adaptive"},
+    "diloco": {**_LOCAL, "consistency": "bsp", "outer_momentum": 0.8},
     "group-sync": {**_FLAT, "topology": "groups", "update_rule": "ddc", "batch": "dbs", "tasks": "proportional"},
     "allreduce": {**_FLAT, "topology": "ring", "consistency": "bsp", "tasks": "static"},
 }

@@ -870,6 +870,7 @@ class Finished(google.protobuf.message.Message):
     COMPUTE_S_FIELD_NUMBER: builtins.int
     EXCHANGE_S_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
+    PUSH_S_FIELD_NUMBER: builtins.int
     task: builtins.int
     samples: builtins.int
     compute_s: builtins.float
@@ -878,6 +879,8 @@ class Finished(google.protobuf.message.Message):
     """the rest of the task's wall time: communication that nothing hid, reading rows"""
     metrics: builtins.bytes
     """of this task alone, where they count apart"""
+    push_s: builtins.float
+    """from its push to the reply"""
     def __init__(
         self,
         *,
@@ -886,8 +889,9 @@ class Finished(google.protobuf.message.Message):
         compute_s: builtins.float = ...,
         exchange_s: builtins.float = ...,
         metrics: builtins.bytes = ...,
+        push_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["compute_s", b"compute_s", "exchange_s", b"exchange_s", "metrics", b"metrics", "samples", b"samples", "task", b"task"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["compute_s", b"compute_s", "exchange_s", b"exchange_s", "metrics", b"metrics", "push_s", b"push_s", "samples", b"samples", "task", b"task"]) -> None: ...
 
 Global___Finished: typing_extensions.TypeAlias = Finished
 
@@ -1221,15 +1225,18 @@ class CollectState(google.protobuf.message.Message):
 
     EPOCH_FIELD_NUMBER: builtins.int
     OVER_FIELD_NUMBER: builtins.int
+    LAST_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     over: builtins.bool
+    last: builtins.bool
     def __init__(
         self,
         *,
         epoch: builtins.int = ...,
         over: builtins.bool = ...,
+        last: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "over", b"over"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "last", b"last", "over", b"over"]) -> None: ...
 
 Global___CollectState: typing_extensions.TypeAlias = CollectState
 

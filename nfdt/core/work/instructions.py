@@ -73,10 +73,14 @@ class BeginEpoch:
 
 @dataclass(frozen=True)
 class CollectState:
-    """Send the untrained state and the metrics of the epoch; ``over``: all its tasks are trained."""
+    """Send the untrained state and the metrics of the epoch; ``over``: all its tasks are trained.
+
+    A worker with local steps may keep the variables of its optimizers, unless this is the ``last`` epoch.
+    """
 
     epoch: int
     over: bool = False
+    last: bool = False
 
 
 @dataclass(frozen=True)
@@ -193,10 +197,14 @@ class Summary:
 
 @dataclass(frozen=True)
 class TaskTime:
-    """Duration of a task in seconds: its gradient, and the time not overlapped with that (mostly communication)."""
+    """Duration of a task in seconds: its gradient, and the time not overlapped with that (mostly communication).
+
+    ``push_s`` is the time from its push to the reply, hidden or not; 0: not measured.
+    """
 
     compute_s: float
     exchange_s: float = 0.0
+    push_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -61,9 +61,10 @@ def to_report(request: pb.NextRequest) -> ins.Report:
 
 def _to_time(done: pb.Finished) -> ins.TaskTime | None:
     """Return the duration of a task, or None where it was not measured or is impossible."""
-    compute_s, exchange_s = done.compute_s, done.exchange_s
-    sensible = compute_s >= 0 and exchange_s >= 0 and 0 < compute_s + exchange_s <= MAX_TASK_S
-    return ins.TaskTime(compute_s, exchange_s) if sensible else None
+    times = ins.TaskTime(done.compute_s, done.exchange_s, done.push_s)
+    total_s = times.compute_s + times.exchange_s
+    sensible = times.compute_s >= 0 and times.exchange_s >= 0 and 0 < total_s <= MAX_TASK_S
+    return times if sensible and 0 <= times.push_s <= MAX_TASK_S else None
 
 
 def _to_summary(text: str) -> ins.Summary:

@@ -56,6 +56,7 @@ class WorkerStatistics(PushOutcomes):
         compute_s: Time spent computing gradients.
         wait_s: Time spent waiting for instructions.
         first_loss: Loss of the first batch; None: none yet, or no finite number.
+        push_s: Time between pushes and their replies, hidden or not.
     """
 
     samples: int = 0
@@ -63,6 +64,7 @@ class WorkerStatistics(PushOutcomes):
     compute_s: float = 0.0
     wait_s: float = 0.0
     first_loss: float | None = None
+    push_s: float = 0.0
 
     def to_json(self, client: Traffic, codec: str) -> str:
         """Return the totals as one JSON object."""

@@ -18,11 +18,13 @@ import keras
 import numpy as np
 
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
-from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.arrays.layout import Array, ParameterLayout
 from nfdt.core.arrays.safetensors_io import Pieces
 from nfdt.core.arrays.table_rows import RowVector, Vector
 from nfdt.core.errors import CaptureError, ShapeMismatch
+from nfdt.model.backends.job_progress import JobProgress
 from nfdt.model.backends.lanes import BatchedStep
+from nfdt.model.backends.variables import assign_values, views_of
 
 StepName = Literal["train_step", "test_step", "predict_step"]
 
@@ -136,6 +138,50 @@ class TrainingStep(ABC):
         """Compute the gradient of a prepared batch after ``version`` updates; see :meth:`__call__`."""
 
 
+class LocalStep(TrainingStep):
+    """A training step that runs as it is, with the optimizers of the model, which must be built.
+
+    Optimizers, as many as there are, step in the order of ``train_step``, and later parts of the step see their
+    updates. Assignments to weights count as well, as those of a moving average. See
+    :mod:`nfdt.model.program.local_optimizers`. Its gradient is the weights before minus the weights after the step.
+
+    Args:
+        model: A compiled, built model.
+        layout: Layout of its trainable variables.
+        progress: Position in the job at which schedules of the optimizers are evaluated.
+
+    Raises:
+        ShapeMismatch: the model has other trainable variables than the layout.
+    """
+
+    def __init__(self, model: Any, layout: ParameterLayout, progress: JobProgress) -> None:
+        check_layout(model, layout)
+        self.model, self.layout, self.progress = model, layout, progress
+
+    def load(self, weights: Array) -> None:
+        """Replace the weights of the model, flat, shape ``(P,)``, float32."""
+        assign_values(self.model.trainable_variables, self.layout.unflatten(weights))
+
+    def read(self) -> Array:
+        """Return a copy of the weights of the model, flat, shape ``(P,)``, float32, as its dtypes hold them."""
+        parts = [np.asarray(part, np.float32).reshape(-1) for part in views_of(self.model.trainable_variables)]
+        return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+    @abstractmethod
+    def train(self, batch: Any, position: int | None) -> dict[str, Any]:
+        """Train on a prepared batch, and return the logs of ``train_step``; see :class:`GradientResult`.
+
+        ``position``: number of the job's steps before this one; None: as many as the optimizers have made.
+        """
+
+    def _compute(self, weights: Any, batch: Any, version: int, share: float) -> GradientResult:
+        """Train on one batch as plain Keras does, whatever its ``share``; ``version`` is the position in the job."""
+        self.load(np.asarray(weights))
+        before = self.read()
+        logs = self.train(batch, version)
+        return GradientResult(before - self.read(), logs, finite=True)
+
+
 class KerasBackend(ABC):
     """The steps and operations that Keras itself does not offer in the same form on every backend.
 
@@ -143,14 +189,14 @@ class KerasBackend(ABC):
         name: Name of the backend in Keras.
         version: Version of its library.
         is_eager: Whether the model's Python code runs at every step, also without ``run_eagerly``.
-        has_local_steps: Whether a step can run as it is, with the optimizers of the model.
+        traces_steps: Whether a step of several optimizers can be traced, to run on workers as it is.
         has_rows: Whether gradients of embeddings can be rows.
     """
 
     name: str
     version: str
     is_eager = False
-    has_local_steps = False
+    traces_steps = False
     has_rows = False
 
     # ---- steps
@@ -171,16 +217,9 @@ class KerasBackend(ABC):
             ShapeMismatch: the model has other trainable variables than the layout.
         """
 
-    def local_step(self, model: Any, layout: ParameterLayout) -> TrainingStep:
-        """Return a training step in which the model's own optimizers update the weights.
-
-        Raises:
-            CaptureError: the backend has none.
-        """
-        raise CaptureError(
-            "A model with several optimizers: expected a worker with Keras on TensorFlow. Received: one on "
-            f"{self.name}. Set KERAS_BACKEND=tensorflow."
-        )
+    @abstractmethod
+    def local_step(self, model: Any, layout: ParameterLayout, progress: JobProgress) -> LocalStep:
+        """Return a training step in which the model's own optimizers update the weights; see :class:`LocalStep`."""
 
     @abstractmethod
     def call(self, model: Any, layout: ParameterLayout, method: Literal["test_step", "predict_step"]) -> ModelCall:

@@ -15,6 +15,7 @@ from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.arrays.layout import Array, ParameterLayout, RowSelection
 from nfdt.model.backends.contract import (
     KerasBackend,
+    LocalStep,
     ModelCall,
     StepName,
     TrainingStep,
@@ -23,7 +24,8 @@ from nfdt.model.backends.contract import (
     unsupported_data,
 )
 from nfdt.model.backends.denominator import SUM
-from nfdt.model.backends.jax_step import JaxGradientStep, as_log, model_call
+from nfdt.model.backends.jax_step import JaxGradientStep, JaxLocalStep, as_log, model_call
+from nfdt.model.backends.job_progress import JobProgress
 from nfdt.model.backends.lanes import BatchedStep, GradientLane, LaneBatch, LaneResult
 from nfdt.model.backends.variables import assign_values
 
@@ -45,6 +47,10 @@ class JaxBackend(KerasBackend):
     ) -> TrainingStep:
         """Return a step that is a function of the whole state."""
         return JaxGradientStep(model, layout, loss_scale)
+
+    def local_step(self, model: Any, layout: ParameterLayout, progress: JobProgress) -> LocalStep:
+        """Return a step that is a function of the whole state."""
+        return JaxLocalStep(model, layout, progress)
 
     def call(self, model: Any, layout: ParameterLayout, method: str) -> ModelCall:
         """Return a step as a function of the whole state."""

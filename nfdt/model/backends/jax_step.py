@@ -13,6 +13,7 @@ from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError
 from nfdt.model.backends.contract import (
     GradientResult,
+    LocalStep,
     PreparedBatch,
     TrainingStep,
     as_tensors,
@@ -21,6 +22,7 @@ from nfdt.model.backends.contract import (
     own_loss_scale,
 )
 from nfdt.model.backends.denominator import SUM, LossDenominator
+from nfdt.model.backends.job_progress import JobProgress
 from nfdt.model.backends.recording import RecordingOptimizer, StepGradients, next_loss_scale, replace_everywhere
 from nfdt.model.backends.variables import assign_values
 
@@ -101,6 +103,36 @@ class JaxGradientStep(TrainingStep):
             parts, denominator = [part / factor for part in parts], None
         gradient = parts if self._by_variable else _concatenated(parts)
         return gradient, flat_logs(logs, "train_step", as_log), finite, [*untrained, *metrics, *own], denominator
+
+
+class JaxLocalStep(LocalStep):
+    """Step with the model's own optimizer: one function of the model's state, compiled once per batch signature."""
+
+    def __init__(self, model: Any, layout: ParameterLayout, progress: JobProgress) -> None:
+        super().__init__(model, layout, progress)
+        trained, untrained = model.trainable_variables, model.non_trainable_variables
+        self._groups = [trained, untrained, model.optimizer.variables, model.metrics_variables]
+        self._traces = 0
+        self._run = _compiled(self._pure, model)
+
+    @property
+    def traces(self) -> int:
+        """Number of runs of the step's Python code: of traces, or of all steps of an eager model."""
+        return self._traces
+
+    def train(self, batch: Any, position: int | None) -> dict[str, Any]:
+        """Train on a prepared batch; see :class:`LocalStep`."""
+        state = tuple([variable.value for variable in group] for group in self._groups)
+        logs, state = self._run(state, batch.pytree, np.int32(-1 if position is None else position))
+        for group, values in zip(self._groups, state, strict=True):
+            assign_values(group, values)
+        return logs
+
+    def _pure(self, state: tuple[list[Any], ...], batch: Any, position: Any) -> tuple[dict[str, Any], Any]:
+        self._traces += 1
+        self.progress.position = position
+        logs, state = self.model.train_step(state, batch)
+        return flat_logs(logs, "train_step", as_log), state
 
 
 def model_call(model: Any, layout: ParameterLayout, method: str) -> Callable[[Any, Any], Any]:

@@ -12,10 +12,11 @@ import tensorflow as tf
 
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.model.backends.contract import KerasBackend, ModelCall, StepName, TrainingStep, switched
+from nfdt.model.backends.contract import KerasBackend, LocalStep, ModelCall, StepName, TrainingStep, switched
 from nfdt.model.backends.direct_call import Prepared
+from nfdt.model.backends.job_progress import JobProgress
 from nfdt.model.backends.lookups import LookedUpTables, looked_up_ahead, use_rows
-from nfdt.model.backends.tensorflow_step import GradientStep, LocalStep, WeightSetter, direct_call, step_logs
+from nfdt.model.backends.tensorflow_step import GradientStep, GraphLocalStep, WeightSetter, direct_call, step_logs
 from nfdt.model.keras_internals.models import has_no_rows, table_default
 from nfdt.model.keras_internals.training import tensorflow_seeded
 
@@ -27,7 +28,7 @@ class TensorFlowBackend(KerasBackend):
 
     name = "tensorflow"
     version = str(tf.__version__)
-    has_local_steps = True
+    traces_steps = True
     has_rows = True
 
     def gradient_step(
@@ -36,9 +37,9 @@ class TensorFlowBackend(KerasBackend):
         """Return a step whose gradient is a tensor, or rows of tables."""
         return GradientStep(model, layout, loss_scale=loss_scale, tables=tables, in_pieces=True)
 
-    def local_step(self, model: Any, layout: ParameterLayout) -> TrainingStep:
-        """Return a step that runs as it is."""
-        return LocalStep(model, layout)
+    def local_step(self, model: Any, layout: ParameterLayout, progress: JobProgress) -> LocalStep:
+        """Return a step of one graph."""
+        return GraphLocalStep(model, layout, progress)
 
     def call(self, model: Any, layout: ParameterLayout, method: str) -> ModelCall:
         """Return a step as a graph, traced once per signature of the batch."""

@@ -14,9 +14,17 @@ import tensorflow as tf
 from nfdt.core.arrays.layout import ParameterLayout, VariableSlot
 from nfdt.core.arrays.safetensors_io import Pieces
 from nfdt.core.errors import CaptureError
-from nfdt.model.backends.contract import GradientResult, TrainingStep, check_layout, flat_logs, own_loss_scale
+from nfdt.model.backends.contract import (
+    GradientResult,
+    LocalStep,
+    TrainingStep,
+    check_layout,
+    flat_logs,
+    own_loss_scale,
+)
 from nfdt.model.backends.denominator import SUM, LossDenominator
 from nfdt.model.backends.direct_call import DirectCall, Prepared
+from nfdt.model.backends.job_progress import JobProgress
 from nfdt.model.backends.lookups import LookedUpTables, NumbersOfBatch
 from nfdt.model.backends.recording import replace_everywhere
 from nfdt.model.backends.tables import Tables
@@ -230,21 +238,36 @@ def step_logs(logs: Any, method: str) -> dict[str, Any]:
     return flat_logs(logs, method, as_log)
 
 
-class LocalStep(GraphStep):
-    """Step with the model's own optimizers; its gradient is the weights before minus the weights after the step.
+class GraphLocalStep(GraphStep, LocalStep):
+    """Step with the model's own optimizers, as one graph; see :class:`LocalStep`."""
 
-    Optimizers, as many as there are, step in the order of ``train_step``, and later parts of the step see their
-    updates. Assignments to weights count as well, as those of a moving average. See
-    :mod:`nfdt.model.program.local_optimizers`. The optimizers must be built.
-    """
+    def __init__(self, model: Any, layout: ParameterLayout, progress: JobProgress) -> None:
+        GraphStep.__init__(self, model, layout)
+        self.layout, self.progress = layout, progress
+        self._train = direct_call(self._trained, model)
+
+    @property
+    def traces(self) -> int:
+        """Number of traces of the step; 0 for an eager model."""
+        return self._run.traces + self._train.traces
+
+    def train(self, batch: Any, position: int | None) -> dict[str, Any]:
+        """Train on a prepared batch; see :class:`LocalStep`."""
+        now = np.array(-1 if position is None else position, np.int64)
+        logs: dict[str, Any] = self._train(tf.constant(now), batch)
+        return logs
+
+    def _trained(self, position: Any, batch: Any) -> dict[str, Any]:
+        self.progress.position = position
+        return step_logs(self.model.train_step(batch), "train_step")
 
     def _compute(self, weights: Any, batch: Any, version: int, share: float) -> GradientResult:
-        """Train on one batch; ``version`` and ``share`` are ignored: the step is that of plain Keras with it."""
-        difference, logs = self._run(weights, batch)
+        difference, logs = self._run(weights, batch, tf.constant(np.array(version, np.int64)))
         return GradientResult(difference, logs, finite=True)
 
     def _traced(self, weights: Any, batch: Any, *scalars: Any) -> tuple[Any, dict[str, Any]]:
         self._weights(weights)
+        (self.progress.position,) = scalars
         before = self._weights.read()  # as the variables' dtypes hold them
         logs = step_logs(self.model.train_step(batch), "train_step")
         return before - self._weights.read(), logs

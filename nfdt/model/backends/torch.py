@@ -15,6 +15,7 @@ from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.model.backends.contract import (
     GradientResult,
     KerasBackend,
+    LocalStep,
     ModelCall,
     PreparedBatch,
     StepName,
@@ -27,6 +28,7 @@ from nfdt.model.backends.contract import (
     unsupported_data,
 )
 from nfdt.model.backends.denominator import SUM, LossDenominator
+from nfdt.model.backends.job_progress import JobProgress
 from nfdt.model.backends.recording import RecordingOptimizer, StepGradients, next_loss_scale, replace_everywhere
 from nfdt.model.backends.variables import preserved
 from nfdt.model.keras_internals.models import compiles_torch
@@ -44,6 +46,10 @@ class TorchBackend(KerasBackend):
     ) -> TrainingStep:
         """Return a step that works on the model's variables."""
         return TorchGradientStep(model, layout, loss_scale)
+
+    def local_step(self, model: Any, layout: ParameterLayout, progress: JobProgress) -> LocalStep:
+        """Return a step that works on the model's variables."""
+        return TorchLocalStep(model, layout, progress)
 
     def call(self, model: Any, layout: ParameterLayout, method: str) -> ModelCall:
         """Return a step that works on the model's variables."""
@@ -134,6 +140,19 @@ class TorchGradientStep(TrainingStep):
         if denominator is SUM:
             gradient *= np.float32(share)
         return GradientResult(gradient, logs, finite, denominator)
+
+
+class TorchLocalStep(LocalStep):
+    """Step with the model's own optimizer, compiled where the model asks for it."""
+
+    def __init__(self, model: Any, layout: ParameterLayout, progress: JobProgress) -> None:
+        super().__init__(model, layout, progress)
+        self._run = _compiled(model.train_step, model)
+
+    def train(self, batch: Any, position: int | None) -> dict[str, Any]:
+        """Train on a prepared batch; see :class:`LocalStep`."""
+        self.progress.position = position
+        return flat_logs(self._run(batch.pytree), "train_step", _as_log)
 
 
 class TorchRecordingOptimizer(RecordingOptimizer):

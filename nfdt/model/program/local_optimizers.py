@@ -23,6 +23,7 @@ from typing import Any
 
 import keras
 
+from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError
 from nfdt.model.backends.contract import current
 from nfdt.model.keras_internals import training as keras_training
@@ -30,7 +31,7 @@ from nfdt.model.keras_internals.models import serialization_lib
 from nfdt.model.program.compiling import overrides
 from nfdt.model.program.manifest import Manifest, OptimizerEntries
 from nfdt.model.program.optimizer import (
-    GLOBAL,
+    build_optimizer_variables,
     describe_attributes,
     is_divided,
     optimizer_parts,
@@ -38,6 +39,7 @@ from nfdt.model.program.optimizer import (
     set_attributes,
     unscaled,
 )
+from nfdt.model.program.outer_sgd import outer_sgd
 from nfdt.model.program.step_effects import StepEffects, trace_step
 from nfdt.model.program.untrained import describe_variable, untrained_variables
 
@@ -60,7 +62,7 @@ def trace_own_step(model: Any, batch: Any) -> StepEffects | None:
     """
     if not is_divided(model.optimizer) and not overrides(model, "train_step"):
         return None
-    if not current().has_local_steps:
+    if not current().traces_steps:
         _require_one_optimizer(model)
         return None
     return trace_step(model, batch)
@@ -85,7 +87,7 @@ def _require_one_optimizer(model: Any) -> None:
     parts = [part for optimizer in own_optimizers(model) for part in optimizer_parts(optimizer)]
     others = [part.name for part in parts if part is not inner]
     if others:
-        # Only TensorFlow has a step that runs as it is, see ``KerasBackend.has_local_steps``.
+        # Only TensorFlow has a step that runs as it is, see ``KerasBackend.traces_steps``.
         raise CaptureError(
             f"{type(model).__name__} {model.name!r}: expected Keras on TensorFlow for a model with several optimizers. "
             f"Received: {', '.join(others)}, besides that of compile(), on {current().name}. Set "
@@ -118,9 +120,15 @@ def _described(model: Any, optimizer: Any, effects: StepEffects) -> dict[str, An
             f"Optimizer {optimizer.name!r}: expected the variables of its first update, which it was built for. "
             f"Received: {what}. Make another optimizer, and call compile() again, after a change of `trainable`."
         )
+    return _entry(optimizer, built_for, len(calls))
+
+
+def _entry(optimizer: Any, places: Sequence[int | None], applications: int) -> dict[str, Any]:
+    """Return what workers need of an optimizer for these trainable variables, by index."""
+    inner = unscaled(optimizer)
     return {
-        "variables": built_for,
-        "applications": len(calls),
+        "variables": list(places),
+        "applications": applications,
         "attributes": describe_attributes(inner),
         "decay": [
             [keras_training.uses_weight_decay(part, v) for v in _built_for(part)] for part in optimizer_parts(inner)
@@ -128,18 +136,31 @@ def _described(model: Any, optimizer: Any, effects: StepEffects) -> dict[str, An
     }
 
 
-def local_entries(model: Any, described: Described) -> OptimizerEntries:
-    """Return the manifest's entries on the optimizers: those of the shards subtract differences of weights."""
-    serialize = serialization_lib.serialize_keras_object
-    constraints = [serialize(v.constraint) for v in model.trainable_variables]
+def describe_every_step(model: Any) -> list[dict[str, Any] | None]:
+    """Build and describe the optimizer of a model whose steps are one update each, to step on the workers."""
+    build_optimizer_variables(model)
+    places = range(len(model.trainable_variables))
+    return [_entry(one, places, 1) if one is model.optimizer else None for one in own_optimizers(model)]
+
+
+def with_configuration(model: Any, described: Described) -> Described:
+    """Return the description of a model's only optimizer with the configuration from which workers make it."""
+    config = serialization_lib.serialize_keras_object(model.optimizer)
+    return [{**entry, "config": config} for entry in described if entry is not None]
+
+
+def local_entries(model: Any, described: Described, outer: tuple[float, float]) -> OptimizerEntries:
+    """Return the manifest's entries on the optimizers: that of the shards applies differences of weights.
+
+    ``outer``: its learning rate and Nesterov momentum.
+    """
+    constraints = [serialization_lib.serialize_keras_object(v.constraint) for v in model.trainable_variables]
+    layout = ParameterLayout.of([(v.path, tuple(v.shape)) for v in model.trainable_variables])
+    optimizer, variables = outer_sgd(layout, *outer)
     return OptimizerEntries(
-        # A rate of 1 subtracts the difference, so that shards, codecs and recovery need no second path (decision 48).
-        optimizer=serialize(keras.optimizers.SGD(1.0, name="differences")),
+        optimizer=optimizer,
         optimizer_attributes={},
-        optimizer_variables=[
-            {"shape": [], "dtype": "int64", "variable": GLOBAL},  # iterations
-            {"shape": [], "dtype": "float32", "variable": GLOBAL},  # learning rate
-        ],
+        optimizer_variables=variables,
         elementwise=True,
         divisible=not any(constraints),
         constraints=constraints,
@@ -191,6 +212,13 @@ def used_optimizers(model: Any, described: Described | None) -> list[tuple[Any, 
     return [(optimizer, entry) for optimizer, entry in pairs if entry is not None]
 
 
+def stepping_parts(model: Any, manifest: Manifest) -> list[Any]:
+    """Return the optimizers of a model that step on the worker once per step; of a ``MultiOptimizer`` its parts."""
+    used = used_optimizers(model, manifest.local_optimizers)
+    once = [optimizer for optimizer, entry in used if entry["applications"] == 1]
+    return [part for optimizer in once for part in optimizer_parts(optimizer)]
+
+
 def optimizer_state(model: Any, described: Described | None) -> list[Any]:
     """Return the variables of the optimizers that step on the worker, a part of its untrained state."""
     return [variable for optimizer, _ in used_optimizers(model, described) for variable in optimizer.variables]
@@ -199,15 +227,16 @@ def optimizer_state(model: Any, described: Described | None) -> list[Any]:
 def describe_optimizer_state(model: Any, optimizers: Described | None) -> list[dict[str, Any]]:
     """Return path, shape, dtype, merge rule and decay of each variable of :func:`optimizer_state`."""
     found = []
-    for optimizer, entry in used_optimizers(model, optimizers):
+    for number, (optimizer, entry) in enumerate(used_optimizers(model, optimizers)):
         parts = optimizer_parts(optimizer)
+        own = {"optimizer": number, "applications": entry["applications"]}
         averages = {key: decay for part in parts for key, decay in keras_training.moving_averages(part).items()}
         # A step that applies an optimizer several times decays its averages as often.
         decays = {key: decay ** entry["applications"] for key, decay in averages.items()}
         for variable in optimizer.variables:
             described = describe_variable(variable, decays.get(id(variable)))
             counts_updates = any(variable is keras_training.own_iterations(part) for part in parts)
-            found.append({**described, "rule": "sum"} if counts_updates else described)
+            found.append({**described, **own, **({"rule": "sum"} if counts_updates else {})})
     return found
 
 

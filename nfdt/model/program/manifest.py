@@ -50,7 +50,7 @@ from nfdt.core.errors import ProtocolError
 GIVEN = "given"
 """Merge rule of what only the script changes, as bytes."""
 
-CODE_ENTRIES = ("code", "by_value", "optimizer_attributes", "local_optimizers")
+CODE_ENTRIES = ("code", "by_value", "optimizer_attributes")
 
 T = TypeVar("T")
 
@@ -311,7 +311,8 @@ class Manifest:
 
     def configurations(self) -> dict[str, Any]:
         """Return every entry that Keras deserialises, by key; None where it is missing."""
-        return {key: self.entries.get(key) for key in ("model", "compile", "optimizer", "constraints", "globals")}
+        keys = ("model", "compile", "optimizer", "constraints", "globals", "local_optimizers")
+        return {key: self.entries.get(key) for key in keys}
 
     def architecture(self) -> dict[str, Any]:
         """Return every entry on the model's structure, by key; None where it is missing."""
@@ -325,7 +326,8 @@ class Manifest:
 
     def code_entries(self) -> dict[str, Any]:
         """Return every entry that only a program with code may have, by key; None where it is missing."""
-        return {key: self.entries.get(key) for key in CODE_ENTRIES}
+        local = [entry for entry in self.local_optimizers or () if entry is None or entry["attributes"]]
+        return {**{key: self.entries.get(key) for key in CODE_ENTRIES}, "local_optimizers": local}
 
     # ---- variables
 
@@ -359,7 +361,11 @@ class Manifest:
     @property
     def untrained_rules(self) -> list[dict[str, Any]]:
         """Merge rule and decay of each untrained variable; see :func:`nfdt.model.training.merge.merge_untrained`."""
-        return [{"rule": entry["rule"], "decay": entry.get("decay")} for entry in self.untrained]
+        optional = ("optimizer", "applications")
+        return [
+            {"rule": entry["rule"], "decay": entry.get("decay"), **{k: entry[k] for k in optional if k in entry}}
+            for entry in self.untrained
+        ]
 
     @property
     def given(self) -> list[str]:

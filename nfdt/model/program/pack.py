@@ -33,11 +33,13 @@ from nfdt.model.program.dry_run import without_updates
 from nfdt.model.program.forward_check import record_outputs
 from nfdt.model.program.local_optimizers import (
     Described,
+    describe_every_step,
     describe_local_optimizers,
     describe_optimizer_state,
     local_entries,
     state_variables,
     trace_own_step,
+    with_configuration,
 )
 from nfdt.model.program.manifest import Manifest, ModelEntries
 from nfdt.model.program.optimizer import (
@@ -94,6 +96,7 @@ def pack(
     predicts: bool = False,
     sources: Sequence[str] = (),
     sparse: bool | Literal["lazy"] = False,
+    outer: tuple[float, float] | None = None,
 ) -> PackedProgram:
     """Make a program of a compiled model; build the model first if necessary.
 
@@ -103,25 +106,32 @@ def pack(
         predicts: Whether the program is for ``predict`` only, whose batches have no targets.
         sources: Names of the job's data that are code and that the script may change; see ``describe_given``.
         sparse: Whether the gradients of embeddings may travel as rows, and of Adam as well.
+        outer: Learning rate and Nesterov momentum of the shards if the model's optimizer steps on the workers in any
+            case; None: only if a step is more than one update.
 
     Raises:
         CaptureError: a part of the model cannot be sent; the message names it and the remedy.
         ValueError: Keras' own error: the model is not compiled, or its code does not fit the batch.
     """
     with zero_rows():
-        local, effects = _prepare(model, sample_batch, predicts=predicts)
+        local, effects = _prepare(model, sample_batch, predicts=predicts, always=outer is not None)
     with zero_rows(), seeded(0):  # what the script makes later has the seeds that it has in Keras
-        program = _pack_prepared(model, sample_batch, local, predicts, sources)
+        program = _pack_prepared(model, sample_batch, local, predicts, sources, outer or (1.0, 0.0))
         manifest = traced_tables(model, sample_batch, program.manifest, effects, False if predicts else sparse)
         manifest = manifest.replaced(looked_up=_looked_up(model, manifest.tables, sample_batch, predicts))
     return replace(program, manifest=manifest, log_groups=effects.groups if effects is not None else {})
 
 
 def _pack_prepared(
-    model: Any, sample_batch: Any, local: Described | None, predicts: bool, sources: Sequence[str]
+    model: Any,
+    sample_batch: Any,
+    local: Described | None,
+    predicts: bool,
+    sources: Sequence[str],
+    outer: tuple[float, float],
 ) -> PackedProgram:
-    configured = None if local else _by_config(model, sample_batch)
-    program = configured or _by_value(model, sample_batch, local)
+    configured = _by_config(model, sample_batch, local, outer) if local is None or len(local) == 1 else None
+    program = configured or _by_value(model, sample_batch, local, outer)
     manifest, artifacts = program.manifest, program.files
     outside = [*program.outside, *([Attributes(model)] if runs_eagerly(model) and not predicts else ())]
     given = [*(member.path for member in outside if isinstance(member, Attributes)), *sources]
@@ -140,7 +150,9 @@ def _pack_prepared(
     return replace(program, manifest=_normalized(manifest), outside=tuple(outside), state_parts=state_parts)
 
 
-def _by_config(model: Any, sample_batch: Any) -> PackedProgram | None:
+def _by_config(
+    model: Any, sample_batch: Any, local: Described | None, outer: tuple[float, float]
+) -> PackedProgram | None:
     """Return the program with the model's configuration, or None if that is not all that the model is."""
     if not is_configured(model):
         return None
@@ -150,7 +162,11 @@ def _by_config(model: Any, sample_batch: Any) -> PackedProgram | None:
             config = serialization_lib.serialize_keras_object(model)
             config.pop("compile_config", None)  # the arguments of the last call
             compilation = describe_compilation(model)
-            manifest = Manifest.of(config, compilation, describe_optimizer(model), _describe(model, sample_batch))
+            if local is not None:
+                entries = local_entries(model, with_configuration(model, local), outer)
+            else:
+                entries = describe_optimizer(model)
+            manifest = Manifest.of(config, compilation, entries, _describe(model, sample_batch, local))
         check_policy(manifest)
     except (CaptureError, PolicyRefused) as error:
         logger.debug("%s has no configuration: %s", model.name, error)
@@ -158,7 +174,7 @@ def _by_config(model: Any, sample_batch: Any) -> PackedProgram | None:
     return None if found.by_name else PackedProgram(manifest, {}, code=False)
 
 
-def _by_value(model: Any, sample_batch: Any, local: Described | None) -> PackedProgram:
+def _by_value(model: Any, sample_batch: Any, local: Described | None, outer: tuple[float, float]) -> PackedProgram:
     """Return the program with the pickled model; its optimizer is a configuration, from which shards make theirs.
 
     Optimizers that step on the workers, ``local``, are pickled with the model.
@@ -166,7 +182,7 @@ def _by_value(model: Any, sample_batch: Any, local: Described | None) -> PackedP
     found, artifacts = CustomObjects(), dict[str, bytes]()
     with collecting(found):
         compilation = describe_compilation(model, by_value=True)
-        entries = describe_optimizer(model) if local is None else local_entries(model, local)
+        entries = describe_optimizer(model) if local is None else local_entries(model, local, outer)
         manifest = Manifest.of(describe_layers(model), compilation, entries, _describe(model, sample_batch, local))
     # By name, not by value: each shard makes an optimizer for its own variables from the configuration (decision 47).
     optimizers = {id(inner_optimizer(model)): INNER_OPTIMIZER, id(model.optimizer): OPTIMIZER} if local is None else {}
@@ -187,8 +203,12 @@ def _by_value(model: Any, sample_batch: Any, local: Described | None) -> PackedP
     )
 
 
-def _prepare(model: Any, sample_batch: Any, *, predicts: bool) -> tuple[Described | None, StepEffects | None]:
+def _prepare(
+    model: Any, sample_batch: Any, *, predicts: bool, always: bool
+) -> tuple[Described | None, StepEffects | None]:
     """Check the model and create its and its optimizers' variables, as the first step of ``fit`` would.
+
+    ``always``: the optimizers step on the workers, whatever a step is.
 
     Returns:
         The optimizers that step on the workers, None if the model has one, which steps on the shards, or predicts;
@@ -209,6 +229,7 @@ def _prepare(model: Any, sample_batch: Any, *, predicts: bool) -> tuple[Describe
     if local is None:
         require_optimizer(model)
         build_optimizer_variables(model)
+        local = describe_every_step(model) if always else None
     return local, effects
 
 

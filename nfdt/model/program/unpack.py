@@ -89,7 +89,7 @@ def unpack_with_variables(
             with zero_rows():
                 build_model(model, blank_batch(program.input), predicts=program.predicts)
     _set_trainable(model, program)
-    if manifest.by_value and program.local_optimizers is not None:
+    if program.local_optimizers is not None:
         build_local_optimizers(model, program.local_optimizers)
     if ATTRIBUTES in program.given:
         outside.append(Attributes(model))
@@ -165,6 +165,9 @@ def _build_from_config(program: Manifest) -> Any:
     if not isinstance(model, keras.Model):
         raise ProtocolError(f"Program: expected a model. Received: {type(model).__name__}.")
     arguments = serialization_lib.deserialize_keras_object(program.compile_config, safe_mode=not program.is_code)
+    for entry in program.local_optimizers or ():  # one
+        config = (entry or {}).get("config")
+        arguments["optimizer"] = serialization_lib.deserialize_keras_object(config, safe_mode=not program.is_code)
     keras.Model.compile(model, **arguments, auto_scale_loss=False)  # its optimizer is wrapped already, where necessary
     return model
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,9 +19,10 @@ from nfdt.core.work import instructions as ins
 from nfdt.core.work.tasks import Task
 from nfdt.model.program import unpack
 from nfdt.model.program.code import load_objects
-from nfdt.model.program.local_optimizers import optimizer_state
+from nfdt.model.program.local_optimizers import optimizer_state, stepping_parts
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.optimizer import inner_optimizer
+from nfdt.model.program.untrained import untrained_variables
 from nfdt.model.training import data
 from nfdt.model.training.data import BatchSource
 from nfdt.model.training.epoch_callbacks import SCHEDULE, EpochCallbacks, EpochEnd
@@ -51,7 +53,7 @@ class JobModel:
         manifest: The program.
         model: Compiled, built Keras model.
         layout: Layout of its trainable variables.
-        first_update: ``iterations`` of its optimizer at the start of the job; 0 for optimizers that step on workers.
+        first_update: ``iterations`` of its optimizer at the start of the job.
         untrained: Untrained state of the worker.
         metrics: Metrics of the model.
         train: Training data; None where the client streams batches.
@@ -80,7 +82,8 @@ class JobModel:
                 manifest, read, allow_code=spec.code, tables=tables, read_ranges=read_ranges
             )
         self.layout = manifest.layout
-        self.first_update = 0 if manifest.steps_on_workers else int(inner_optimizer(self.model).iterations)
+        steps_here = stepping_parts(self.model, manifest) or [inner_optimizer(self.model)]
+        self.first_update = int(steps_here[0].iterations)
         self.metrics = ModelMetrics(self.model)
         self.train = open_source(spec.train, spec, read, open_array, open_rows or open_array, rows)
         self.validation = open_source(spec.validation, spec, read, open_array, open_rows or open_array)
@@ -101,6 +104,13 @@ class JobModel:
         optimizers = optimizer_state(self.model, self.manifest.local_optimizers)
         others = [*optimizers, *self._outside, *self._sources]
         return UntrainedState(self.model, self.manifest.untrained_rules, worker=number, others=others)
+
+    @cached_property
+    def of_optimizers(self) -> tuple[range, int]:
+        """Variables of the untrained state that optimizers stepping here have, by index, and their bytes."""
+        own = optimizer_state(self.model, self.manifest.local_optimizers)
+        first = len(untrained_variables(self.model))
+        return range(first, first + len(own)), sum(math.prod(v.shape) * 4 for v in own)
 
     def load_untrained(self, encoded: bytes) -> None:
         """Replace the untrained state, unless ``encoded`` is empty."""
@@ -154,6 +164,26 @@ class JobModel:
         width = task.stop - task.start if task.round else 0
         start = task.start + task.parts * width
         return replace(task, start=start, stop=min(start + width, self.spec.train.planned or 0))
+
+    def batches_of(self, task: Task) -> list[Task]:
+        """Return a task for each batch of the script in a task that has rows for several steps."""
+        rows = self._batch_rows
+        if task.data or task.stop - task.start <= rows:
+            return [task]
+        starts = range(task.start, task.stop, rows)
+        return [replace(task, start=start, stop=min(start + rows, task.stop)) for start in starts]
+
+    def position_of(self, task: Task) -> int | None:
+        """Return the number of steps before a batch if one machine trained alone; None if its rows have no numbers."""
+        fit, planned = self.spec.fit, self.spec.train.planned
+        if planned is None:
+            return None
+        return fit.updates + task.pass_index * -(-planned // self._batch_rows) + task.start // self._batch_rows
+
+    @property
+    def _batch_rows(self) -> int:
+        """Rows of a batch of the script: samples, or 1 where a row is the index of a batch."""
+        return self.spec.fit.batch_size if self.spec.train.sized else 1
 
     def batch(self, source: BatchSource | None, task: Task) -> Any:
         """Return the batch of a task: a pytree of arrays.

@@ -21,7 +21,8 @@ If one worker did all the steps, the result is its own state bit for bit, whatev
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from nfdt.core.arrays.layout import Array
 from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 
-WorkerState = tuple[int, int, Sequence[Array]]
+WorkerState = tuple[int, int, Sequence[Array | None]]
 
 LARGE_BYTES = 2**16
 MOST_GIVEN_BYTES = 16 * 2**20  # of the rule ``given``; each epoch's first message has them
@@ -44,9 +45,11 @@ def merge_untrained(
     """Merge the workers' untrained variables.
 
     Args:
-        rules: ``{"rule": one of :data:`RULES`, "decay": float | None}`` of each variable.
+        rules: ``{"rule": one of :data:`RULES`, "decay": float | None}`` of each variable; those of an optimizer have
+            its number and its applications in a step, ``"optimizer"`` and ``"applications"``.
         base: Value of each variable from which the workers started.
-        states: (worker index, steps done since ``base``, the worker's variables), in any order.
+        states: (worker index, steps done since ``base``, the worker's variables), in any order; None instead of a
+            variable that is as it was given.
 
     Returns:
         New list of the merged variables, shapes and dtypes of ``base``; ``base`` itself if no worker did a step.
@@ -55,7 +58,12 @@ def merge_untrained(
         ShapeMismatch: a worker sent another number of variables, or another shape.
     """
     for index, _, arrays in states:
-        _check_shapes(index, [np.shape(b) for b in base], [np.shape(a) for a in arrays])
+        _check_shapes(index, base, arrays)
+    apart = kept_apart(rules, states)
+    states = [
+        (index, done, [b if a is None or i in apart else a for i, (a, b) in enumerate(zip(arrays, base, strict=True))])
+        for index, done, arrays in states
+    ]
     active = sorted((s for s in states if s[1] > 0), key=lambda s: s[0])
     if not active:
         return [np.asarray(b) for b in base]
@@ -63,9 +71,37 @@ def merge_untrained(
         return [np.asarray(a) for a in active[0][2]]
     steps = [s[1] for s in active]
     return [
-        _merge_one(rule, np.asarray(base[i]), [np.asarray(s[2][i]) for s in active], steps)
-        for i, rule in enumerate(rules)
+        _merge_one(rule, np.asarray(base[i]), [np.asarray(s[2][i]) for s in active], own)
+        for (i, rule), own in zip(enumerate(rules), _steps_of_each(rules, base, active, steps), strict=True)
     ]
+
+
+def kept_apart(rules: Sequence[Mapping[str, Any]], states: Sequence[WorkerState]) -> set[int]:
+    """Return the variables of those optimizers that a worker has kept to itself: none of a group is merged.
+
+    The counter of an optimizer, its first variable, is always reported with the others.
+    """
+    groups: dict[int, list[int]] = {}
+    for i, rule in enumerate(rules):
+        if rule.get("optimizer") is not None:
+            groups.setdefault(rule["optimizer"], []).append(i)
+    return {i for own in groups.values() if any(arrays[own[0]] is None for _, _, arrays in states) for i in own}
+
+
+def _steps_of_each(
+    rules: Sequence[Mapping[str, Any]], base: Sequence[Array], active: Sequence[WorkerState], steps: list[int]
+) -> Iterator[list[int]]:
+    """Yield for each variable the steps of each worker since ``base``: of an optimizer, those that it has counted.
+
+    Workers may have kept it to themselves before.
+    """
+    counted: dict[int, list[int]] = {}
+    for i, rule in enumerate(rules):
+        number = rule.get("optimizer")
+        if number is not None and number not in counted and rule["rule"] == "sum":
+            done = [int(arrays[i] - base[i]) // max(1, rule["applications"]) for _, _, arrays in active]
+            counted[number] = done if all(each > 0 for each in done) else steps
+        yield steps if number is None else counted.get(number, steps)
 
 
 def encode_arrays(arrays: Sequence[Any], left_out: Collection[int] = ()) -> bytes:
@@ -142,8 +178,12 @@ def _mean(base: Array, values: list[Array], steps: list[int]) -> Array:
     return base + sum(share * (v - base) for share, v in zip(shares, values, strict=True))
 
 
-def _check_shapes(worker: int, expected: list[tuple[int, ...]], received: list[tuple[int, ...]]) -> None:
-    if received != expected:
+def _check_shapes(worker: int, base: Sequence[Array], arrays: Sequence[Array | None]) -> None:
+    expected = [np.shape(held) for held in base]
+    received = [
+        want if array is None else np.shape(array) for array, want in zip_longest(arrays, expected, fillvalue=())
+    ]
+    if len(arrays) != len(base) or received != expected:
         raise ShapeMismatch(
             f"Untrained state of worker {worker}: expected {len(expected)} variables of shapes {expected[:8]}. "
             f"Received: {len(received)} of shapes {received[:8]}. It runs another model; restart it."

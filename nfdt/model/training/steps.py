@@ -12,9 +12,11 @@ import numpy as np
 from nfdt.core.arrays.layout import Array, ParameterLayout
 from nfdt.core.errors import CaptureError
 from nfdt.model.backends.contract import RowNumbersOf, TrainingStep, current
+from nfdt.model.backends.job_progress import JobProgress
 from nfdt.model.backends.lanes import BatchedStep
 from nfdt.model.keras_internals.models import flatten_layers
 from nfdt.model.program.compiling import leaf_metrics, merges_itself, overrides
+from nfdt.model.program.local_optimizers import stepping_parts
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.unpack import load
 from nfdt.model.training.predict import MAX_OUTPUT_BYTES, PredictStep
@@ -42,7 +44,7 @@ def gradient_step(
 def make_step(model: Any, manifest: Manifest, tables: Sequence[int] = ()) -> TrainingStep:
     """Return the training step of a worker, for a program's model: one of gradients, or one that runs as it is."""
     if manifest.steps_on_workers:
-        return current().local_step(model, manifest.layout)
+        return current().local_step(model, manifest.layout, JobProgress(stepping_parts(model, manifest)))
     return gradient_step(model, manifest.layout, loss_scale=manifest.loss_scale, tables=tables)
 
 

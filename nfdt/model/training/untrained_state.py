@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -64,13 +64,17 @@ class UntrainedState:
         own = [v for v, rule in zip(self.variables, self._rules, strict=True) if rule != "given"]
         return preserved(own)
 
-    def encode(self) -> bytes:
-        """Return the values as safetensors, without large ones that are as they were given, and without data."""
+    def encode(self, left_out: Collection[int] = ()) -> bytes:
+        """Return the values as safetensors, without large ones that are as they were given, and without data.
+
+        ``left_out``: further variables, by index, that this worker keeps to itself.
+        """
         arrays = self.read()
         # Only the script changes what is given: workers never report it (decision 65).
         given = {i for i, rule in enumerate(self._rules) if rule == "given"}
         now = _digests([None if i in given else array for i, array in enumerate(arrays)])
-        return encode_arrays(arrays, {i for i, digest in now.items() if digest == self._given[i]} | given)
+        as_given = {i for i, digest in now.items() if digest == self._given[i]}
+        return encode_arrays(arrays, as_given | given | set(left_out))
 
     def load(self, encoded: bytes) -> None:
         """Assign merged values from safetensors, which lacks large ones that have never changed.

@@ -1,0 +1,38 @@
+"""Schedules of optimizers that step on workers, evaluated at the progress of the whole job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import keras
+
+from nfdt.model.keras_internals.training import raw_learning_rate, replace_learning_rate_method
+
+
+class JobProgress:
+    """Position of a worker's step among the steps of the job, at which the schedules of its optimizers are evaluated.
+
+    A worker makes a part of the steps only. Its optimizer's own count would end a schedule late.
+
+    Args:
+        optimizers: Optimizers of a worker's model; those without a schedule stay as they are.
+
+    Attributes:
+        position: Number of the job's steps before the one that runs, 0-d, or a tensor of the graph that is traced.
+            None, or negative: the optimizer's own count.
+    """
+
+    def __init__(self, optimizers: Iterable[Any] = ()) -> None:
+        self.position: Any = None
+        for optimizer in optimizers:
+            if isinstance(raw_learning_rate(optimizer), keras.optimizers.schedules.LearningRateSchedule):
+                replace_learning_rate_method(optimizer, partial(self._rate, optimizer))
+
+    def _rate(self, optimizer: Any) -> Any:
+        own = optimizer.iterations
+        if self.position is None:
+            return raw_learning_rate(optimizer)(own)
+        position = keras.ops.cast(self.position, own.dtype)
+        return raw_learning_rate(optimizer)(keras.ops.where(position < 0, own, position))

@@ -1,0 +1,123 @@
+"""Local steps: the number of batches that each worker trains by itself between two exchanges."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from statistics import median
+
+from nfdt.core.specs.algorithm import MOST_LOCAL_STEPS
+from nfdt.schedulers.batch_policies import LocalSizes
+from nfdt.schedulers.proportions import proportional_split
+from nfdt.schedulers.throughput import Speeds
+
+FIRST_STEPS = 16  # of local_steps='auto', before a step and a push are measured
+EXCHANGE_SHARE = 0.1  # of a worker's time, in which a push may be on its way
+ROUNDING = 1e-9  # rounding error by which a division may fall below a whole number
+RECENT = 5  # pushes whose median counts
+LEAST_SHARE = 8  # a task at the end of an epoch has at least this part of a worker's steps
+
+
+class LocalStepSizes(LocalSizes):
+    """Rows of a task of each worker: several batches of the script, by the worker's speed.
+
+    With v_i batches per second, H steps of the fastest worker, and p_i seconds of a push with its reply::
+
+        H_i = max(1, floor(H v_i / max v))                    a number of steps
+        H_i = ceil(10 p_i v_i), within 1 and 64               auto
+
+    Args:
+        reference: Rows of a batch of the script.
+        steps: H; None: auto.
+        row_samples: Samples of a row.
+    """
+
+    def __init__(self, reference: int, steps: int | None, row_samples: int = 1) -> None:
+        super().__init__(reference)
+        self._most, self._row_samples = steps, row_samples
+        self._steps: dict[str, int] = {}
+        self._step_s: dict[str, float] = {}
+        self._pushes: dict[str, deque[float]] = {}
+
+    @property
+    def steps(self) -> Mapping[str, int]:
+        """Steps of each worker between two exchanges."""
+        return dict(self._steps)
+
+    @property
+    def round_steps(self) -> int:
+        """Mean steps of a worker in a round that begins now."""
+        if self._most is not None:
+            return self._most
+        return round(sum(self._steps.values()) / len(self._steps)) if self._steps else FIRST_STEPS
+
+    def of(self, worker: str) -> int:
+        """Return the rows of the worker's next task."""
+        return self.reference * self._steps.get(worker, self._most or FIRST_STEPS)
+
+    def next(self, worker: str, left: int) -> int:
+        """Return the rows of the worker's next task: at the end of an epoch its share of the rest, by its speed.
+
+        So all workers end at about the same time. Such tasks become smaller and smaller.
+        """
+        steps = self._steps.get(worker)
+        if steps is None or not self._is_known:
+            return self.of(worker)
+        share = 1 / (self._step_s[worker] * sum(1 / seconds for seconds in self._step_s.values()))
+        fair = math.ceil(left / self.reference * share)
+        return self.reference * min(steps, max(fair, -(-steps // LEAST_SHARE)))
+
+    def joined(self, worker: str) -> None:
+        """Add a worker."""
+        self._steps.setdefault(worker, self._most or FIRST_STEPS)
+
+    def left(self, worker: str) -> None:
+        """Remove a worker; unknown workers are no error."""
+        for held in (self._steps, self._step_s, self._pushes):
+            held.pop(worker, None)
+
+    def pushed(self, worker: str, seconds: float) -> None:
+        """Record the duration of a push with its reply."""
+        if seconds > 0:
+            self._pushes.setdefault(worker, deque(maxlen=RECENT)).append(seconds)
+
+    def stepped(self, worker: str, speeds: Speeds) -> bool:
+        """Take over a measured speed; return whether a number of steps changes."""
+        measured = speeds.of(worker)
+        line, before = measured.step_time, dict(self._steps)
+        if worker not in self._steps or line is None:
+            return False
+        batches = self._steps[worker]
+        seconds = line.seconds(batches * self.reference * self._row_samples) - measured.exchange_s
+        self._step_s[worker] = max(seconds, ROUNDING) / batches
+        if self._most is None:
+            self._steps[worker] = self._apart(worker)
+        else:
+            fastest = min(self._step_s.values())
+            for name, own in self._step_s.items():
+                self._steps[name] = max(1, math.floor(self._most * fastest / own + ROUNDING))
+        return self._steps != before
+
+    def _apart(self, worker: str) -> int:
+        """Return the steps with which a push takes a tenth of the time between two of them."""
+        pushes = self._pushes.get(worker)
+        if not pushes:
+            return self._steps[worker]
+        wanted = median(pushes) / EXCHANGE_SHARE / self._step_s[worker]
+        return min(max(1, math.ceil(wanted - ROUNDING)), MOST_LOCAL_STEPS)
+
+    def split(self, total: int) -> list[tuple[str, int]]:
+        """Divide a round of ``total`` rows by speed into whole batches: (worker, rows), without workers without any."""
+        speeds = [1 / self._step_s[worker] if self._is_known else 1.0 for worker in self._steps]
+        whole, rest = divmod(total, self.reference)
+        shares = proportional_split(whole + bool(rest), speeds)
+        parts = [(worker, count * self.reference) for worker, count in zip(self._steps, shares, strict=True) if count]
+        if rest:  # the last batch of a pass is short
+            worker, rows = parts[-1]
+            parts[-1] = worker, rows - self.reference + rest
+        return parts
+
+    @property
+    def _is_known(self) -> bool:
+        return len(self._step_s) == len(self._steps)

@@ -1,0 +1,94 @@
+"""The number of steps that each worker makes between two exchanges, and the rounds of such steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from nfdt.schedulers.local_steps import LocalStepSizes
+from nfdt.schedulers.sources import SizedTasks
+from nfdt.schedulers.tasks import Position, TaskPlan
+from nfdt.schedulers.throughput import Speeds
+
+BATCH = 32
+
+
+def measured(sizes, step_s, pushes=None, tasks=8):
+    """Let each worker make some tasks at its speed, in turn."""
+    speeds = Speeds()
+    for worker in step_s:
+        sizes.joined(worker)
+    for _ in range(tasks):
+        for worker, seconds in step_s.items():
+            rows = sizes.of(worker)
+            speeds.measured(worker, rows, rows / BATCH * seconds)
+            sizes.pushed(worker, (pushes or {}).get(worker, 0.0))
+            sizes.stepped(worker, speeds)
+    return sizes
+
+
+def test_the_fastest_makes_all_steps_and_others_in_proportion():
+    sizes = measured(LocalStepSizes(BATCH, 16), {"a": 0.01, "b": 0.02, "c": 0.05, "d": 1.0})
+    assert sizes.steps == {"a": 16, "b": 8, "c": 3, "d": 1}
+    assert sizes.of("c") == 3 * BATCH
+    sizes.left("a")
+    sizes.left("unknown")
+    assert "a" not in sizes.steps
+
+
+def test_before_any_measurement_all_make_as_many():
+    sizes = LocalStepSizes(BATCH, 4)
+    sizes.joined("a")
+    assert sizes.of("a") == sizes.of("unknown") == 4 * BATCH
+
+
+@pytest.mark.parametrize(
+    ("push_s", "steps"),
+    [(0.0001, 1), (0.0011, 2), (0.01, 10), (0.05, 50), (5.0, 64)],
+)
+def test_auto_lets_a_push_take_a_tenth_of_the_time(push_s, steps):
+    sizes = measured(LocalStepSizes(BATCH, None), {"a": 0.01}, {"a": push_s})
+    assert sizes.steps == {"a": steps}
+
+
+def test_auto_depends_on_the_link_of_each_worker():
+    sizes = measured(LocalStepSizes(BATCH, None), {"near": 0.01, "far": 0.01}, {"near": 0.002, "far": 0.03})
+    assert sizes.steps == {"near": 2, "far": 30}
+
+
+def test_rounds_are_divided_by_speed_in_whole_batches():
+    sizes = measured(LocalStepSizes(BATCH, 16), {"a": 0.01, "b": 0.03})
+    assert sizes.split(2 * 16 * BATCH) == [("a", 24 * BATCH), ("b", 8 * BATCH)]
+    assert sizes.split(3 * BATCH + 5) == [("a", 3 * BATCH), ("b", 5)]
+    assert sum(rows for _, rows in sizes.split(7)) == 7
+
+
+def test_a_round_has_all_workers_steps_and_an_epoch_counts_steps():
+    sizes = LocalStepSizes(BATCH, 4)
+    for worker in ("a", "b"):
+        sizes.joined(worker)
+    plan = TaskPlan(1000, 4 * BATCH, 2, None, Position(), True, round_steps=4)
+    assert plan.step_count == -(-1000 // (2 * BATCH)) == 16
+    source = SizedTasks(plan, sizes)
+    rounds = [source.take_round() for _ in range(len(plan))]
+    assert [len(tasks) for tasks in rounds] == [2, 2, 2, 2]
+    rows = [row for tasks in rounds for task in tasks for row in range(task.start, task.stop)]
+    assert rows == list(range(1000))
+    assert {task.round for task in rounds[1]} == {2}
+    assert all((task.stop - task.start) % BATCH == 0 for tasks in rounds[:-1] for task in tasks)
+
+
+def test_tasks_of_batches_by_index_count_their_samples():
+    sizes = LocalStepSizes(1, 4, row_samples=BATCH)
+    sizes.joined("a")
+    source = SizedTasks(TaskPlan(10, 1, row_samples=BATCH), sizes)
+    tasks = source.take("a", 3)
+    assert [(task.start, task.stop, task.samples) for task in tasks] == [(0, 4, 128), (4, 8, 128), (8, 10, 64)]
+
+
+def test_the_end_of_an_epoch_is_divided_by_speed():
+    sizes = measured(LocalStepSizes(BATCH, 16), {"a": 0.01, "b": 0.03})
+    assert sizes.next("a", 100 * BATCH) == 16 * BATCH
+    assert sizes.next("a", 8 * BATCH) == 6 * BATCH
+    assert sizes.next("b", 8 * BATCH) == 2 * BATCH
+    assert sizes.next("a", 1 * BATCH) == 2 * BATCH, "an eighth of its steps, or what is left"
+    assert sizes.next("unknown", 1 * BATCH) == 16 * BATCH
