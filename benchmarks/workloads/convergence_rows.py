@@ -68,7 +68,7 @@ ROWS: dict[str, StudyRow] = {
     "bsp": StudyRow("bsp"),
     "sync-scaled": StudyRow("bsp", scales_rate=True),
     "local-ddc": StudyRow("local-ddc", {"codec": "identity", "overlap": 0}),
-    "local-ddc, hidden": StudyRow("local-ddc", {"codec": "identity"}),
+    "local-ddc-hidden": StudyRow("local-ddc", {"codec": "identity"}),
     "local-rounds": StudyRow("diloco"),
 }
 MAIN = (SEQUENTIAL, "ddc-asgd", "asgd", "staleness-scaled", "dc-asgd", "dc-asgd-a", "dc-asgd-k", "bsp", "sync-scaled")
