@@ -90,3 +90,25 @@ def test_large_arrays_that_did_not_change_are_left_out_and_come_back():
     np.testing.assert_array_equal(decoded[1], after[1])
     with pytest.raises(ProtocolError):
         decode_arrays(encoded)
+
+
+OF_AN_OPTIMIZER = [
+    {"rule": "sum", "decay": None, "optimizer": 0, "applications": 1},
+    {"rule": "ema", "decay": 0.9, "optimizer": 0, "applications": 1},
+]
+
+
+def test_steps_that_an_optimizer_counted_before_are_not_lost():
+    """Regression: a worker without a step in the last epoch had kept its optimizer to itself in those before."""
+    base = [np.array(10), np.array([0.0])]
+    states = [(0, 3, [np.array(15), np.array([1.0])]), (1, 0, [np.array(14), np.array([1.0])])]
+    count, average = merge_untrained(OF_AN_OPTIMIZER, base, states)
+    assert count == 19
+    assert average[0] > 1.0
+
+
+def test_an_optimizer_that_one_worker_keeps_to_itself_is_not_merged():
+    base = [np.array(10), np.array([0.5])]
+    states = [(0, 3, [np.array(15), np.array([1.0])]), (1, 3, [None, None])]
+    merged = merge_untrained(OF_AN_OPTIMIZER, base, states)
+    assert [value.tolist() for value in merged] == [10, [0.5]]

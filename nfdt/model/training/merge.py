@@ -21,7 +21,7 @@ If one worker did all the steps, the result is its own state bit for bit, whatev
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -64,16 +64,25 @@ def merge_untrained(
         (index, done, [b if a is None or i in apart else a for i, (a, b) in enumerate(zip(arrays, base, strict=True))])
         for index, done, arrays in states
     ]
-    active = sorted((s for s in states if s[1] > 0), key=lambda s: s[0])
-    if not active:
-        return [np.asarray(b) for b in base]
-    if len(active) == 1:
-        return [np.asarray(a) for a in active[0][2]]
-    steps = [s[1] for s in active]
+    own_steps = _steps_of_optimizers(rules, base, states)
     return [
-        _merge_one(rule, np.asarray(base[i]), [np.asarray(s[2][i]) for s in active], own)
-        for (i, rule), own in zip(enumerate(rules), _steps_of_each(rules, base, active, steps), strict=True)
+        _merged(
+            rule,
+            np.asarray(base[i]),
+            [(s[0], own_steps.get(rule.get("optimizer"), {}).get(s[0], s[1]), s[2][i]) for s in states],
+        )
+        for i, rule in enumerate(rules)
     ]
+
+
+def _merged(rule: Mapping[str, Any], base: Array, values: Sequence[tuple[int, int, Any]]) -> Array:
+    """Merge the values of a variable, each with its worker and the worker's steps since ``base``."""
+    active = sorted((value for value in values if value[1] > 0), key=lambda value: value[0])
+    if not active:
+        return base
+    if len(active) == 1:
+        return np.asarray(active[0][2])
+    return _merge_one(rule, base, [np.asarray(array) for _, _, array in active], [steps for _, steps, _ in active])
 
 
 def kept_apart(rules: Sequence[Mapping[str, Any]], states: Sequence[WorkerState]) -> set[int]:
@@ -88,20 +97,22 @@ def kept_apart(rules: Sequence[Mapping[str, Any]], states: Sequence[WorkerState]
     return {i for own in groups.values() if any(arrays[own[0]] is None for _, _, arrays in states) for i in own}
 
 
-def _steps_of_each(
-    rules: Sequence[Mapping[str, Any]], base: Sequence[Array], active: Sequence[WorkerState], steps: list[int]
-) -> Iterator[list[int]]:
-    """Yield for each variable the steps of each worker since ``base``: of an optimizer, those that it has counted.
+def _steps_of_optimizers(
+    rules: Sequence[Mapping[str, Any]], base: Sequence[Array], states: Sequence[WorkerState]
+) -> dict[int | None, dict[int, int]]:
+    """Return the steps of each worker that each optimizer has counted since ``base``, by its number.
 
-    Workers may have kept it to themselves before.
+    A worker may have kept it to itself before, and have made no step since the other variables were given.
     """
-    counted: dict[int, list[int]] = {}
+    found: dict[int | None, dict[int, int]] = {}
     for i, rule in enumerate(rules):
         number = rule.get("optimizer")
-        if number is not None and number not in counted and rule["rule"] == "sum":
-            done = [int(arrays[i] - base[i]) // max(1, rule["applications"]) for _, _, arrays in active]
-            counted[number] = done if all(each > 0 for each in done) else steps
-        yield steps if number is None else counted.get(number, steps)
+        if number is not None and number not in found and rule["rule"] == "sum":
+            found[number] = {
+                index: int(np.asarray(arrays[i]) - base[i]) // max(1, rule["applications"])
+                for index, _, arrays in states
+            }
+    return found
 
 
 def encode_arrays(arrays: Sequence[Any], left_out: Collection[int] = ()) -> bytes:
