@@ -44,13 +44,12 @@ class Way:
     most_epochs: int = 3
 
 
-AUTO = {"local_steps": "auto"}
 WAYS = (
     Way("every-step", "ddc-asgd", {}, {1000: 12_800, 100: 2560}, 8),
     Way(
         "every-step, adaptive", "ddc-asgd", {"codec": "adaptive", "overlap": 1}, {1000: 25_600, 100: 6400, 10: 320}, 20
     ),
-    Way("local-ddc", "local-ddc", {**AUTO, "codec": "int4"}, dict.fromkeys(LINKS, 30_000)),
+    Way("local-ddc", "local-ddc", {"local_steps": "auto", "codec": "int4"}, dict.fromkeys(LINKS, 30_000)),
     Way("diloco", "diloco", {"local_steps": 64, "codec": "int4"}, dict.fromkeys(LINKS, 30_000)),
     Way("allreduce", "allreduce", {}, {1000: 12_800, 100: 3200}, 8),
 )

@@ -89,7 +89,7 @@ class VirtualTraining:
         updates = self.epochs * -(-len(self.train[0]) // self.batch)
         model = self.build(seed, rate, max(1, round(updates / merged)))
         algorithm = resolve_algorithm(preset, **(overrides or {}))
-        outer = algorithm.outer_optimizer if algorithm.exchange_facts.local else None
+        outer = algorithm.outer_optimizer
         packed = pack(model, tuple(a[: self.batch] for a in self.train), outer=outer)
         self._artifacts.update(packed.artifacts)
         spec = JobSpec(

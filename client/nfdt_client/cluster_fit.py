@@ -153,11 +153,9 @@ def prepare(
     """
     algorithm = session.options.algorithm
     sources = list(captured.changeable) if interactive else ()
-    local = algorithm.exchange_facts.local
-    outer = algorithm.outer_optimizer if local else None
-    packed = pack(captured.model, batch, sources=sources, sparse=algorithm.rows, outer=outer)
+    packed = pack(captured.model, batch, sources=sources, sparse=algorithm.rows, outer=algorithm.outer_optimizer)
     check_rows(packed.manifest, algorithm)
-    if algorithm.consistency_facts.synchronous and not local:
+    if algorithm.consistency_facts.synchronous and not algorithm.exchange_facts.local:
         packed = replace(packed, manifest=merged_in_rounds(captured.model, packed.manifest))
     with zero_rows():
         move_validation(captured, batch, interactive=interactive)

@@ -91,9 +91,8 @@ class SpeedTracker:
     def stepped(self, worker: str, samples: int, time: TaskTime) -> None:
         """Record the time of a worker's step."""
         self.speeds.measured(worker, samples, time.compute_s + time.exchange_s, time.exchange_s)
-        if isinstance(self.sizes, LocalStepSizes):
-            self.sizes.pushed(worker, time.push_s)
         if self.sizes:
+            self.sizes.pushed(worker, time.push_s)
             self.sizes.stepped(worker, self.speeds)
 
     def size_of(self, worker: str) -> int:

@@ -12,7 +12,6 @@ from nfdt.core.work.instructions import Supply
 from nfdt.model.training.metric_states import merge_metric_states
 from nfdt.schedulers.batch_policies import LocalSizes
 from nfdt.schedulers.leases import LeaseBook
-from nfdt.schedulers.local_steps import LocalStepSizes
 from nfdt.schedulers.pulled import PulledTasks, RowSplits
 from nfdt.schedulers.sources import FedTasks, PlannedTasks, SizedTasks, TaskSource
 from nfdt.schedulers.tasks import Position, TaskPlan
@@ -127,7 +126,7 @@ class EpochPlanner:
             return Epoch(self._book(feed, rounds=self._synchronous), self.spec.train.batches, 0, ranks)
         if (dataset := self.dataset) is not None:
             return Epoch(self._book(dataset.begin(), counted=True), dataset.steps, 0, ranks, dataset.splits.iteration)
-        round_steps = sizes.round_steps if isinstance(sizes, LocalStepSizes) and self._synchronous else 1
+        round_steps = sizes.round_steps if sizes is not None and self._synchronous else 1
         plan = self._plan(epoch, parts, round_steps)
         return self._planned(epoch, plan, ranks, sizes)
 

@@ -44,9 +44,18 @@ class LocalSizes:
         """Remove a worker; unknown workers are no error."""
         raise NotImplementedError
 
+    @property
+    def round_steps(self) -> int:
+        """Steps of a worker in a synchronous round."""
+        return 1
+
     def stepped(self, worker: str, speeds: Speeds) -> bool:
         """Record a step that ``speeds`` has measured; return whether sizes change now."""
         return False
+
+    def pushed(self, worker: str, seconds: float) -> None:
+        """Record the duration of a push with its reply."""
+        return
 
     def split(self, total: int) -> list[tuple[str, int]]:
         """Divide a round of ``total`` samples: (worker, samples), without workers that get none."""

@@ -11,6 +11,7 @@ from nfdt.update_rules.dc import AdaptiveDelayCompensated, DelayCompensated, Del
 from nfdt.update_rules.ddc import make_ddc
 from nfdt.update_rules.ddc_local import DelayedDifference, MeanDifference
 from nfdt.update_rules.plain import Plain, StalenessScaled
+from nfdt.update_rules.reliability import Reliability
 
 __all__ = ["RULES", "OptimizerTraits", "Push", "UpdateRule", "make_rule"]
 
@@ -36,8 +37,7 @@ RULES: dict[str, Factory] = {
 
 
 def _delayed_difference(spec: AlgorithmSpec, workers: int, blocks: Blocks) -> UpdateRule:
-    strength = _strength(spec, 0.5)
-    return DelayedDifference(workers, blocks, dc_lambda=strength, dc_clip=spec.dc_clip, gap=spec.gap)
+    return DelayedDifference(workers, Reliability(_strength(spec, 0.5), spec.dc_clip, spec.gap, blocks))
 
 
 DIFFERENCE_RULES: dict[str, Callable[[AlgorithmSpec, int, Blocks], UpdateRule]] = {

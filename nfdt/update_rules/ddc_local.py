@@ -19,8 +19,7 @@ With one worker d and R are 0, and ``w = own``: training is that of one process.
 from __future__ import annotations
 
 from nfdt.update_rules.base import Advance, Array, ArrayOps, Correction, Push, RuleState, UpdateRule, scalar
-from nfdt.update_rules.blocks import Blocks
-from nfdt.update_rules.reliability import NORM_EPSILON, STEP_EPSILON, WEIGHT_SHARE
+from nfdt.update_rules.reliability import Reliability
 
 RELEASE_ROUNDS = 10  # kappa
 STEP_DECAY = 0.9
@@ -31,18 +30,15 @@ class DelayedDifference(UpdateRule):
 
     Args:
         workers: Number of workers, M >= 1.
-        blocks: Blocks of elements that share their factors.
-        dc_lambda: Strength of the compensation, >= 0; 0: none.
-        dc_clip: Limit of the compensation as a multiple of the difference, > 0.
-        gap: Strength with which drift lowers the trust in a difference, >= 0; 0: no effect.
+        reliability: Compensation and trust of a difference.
     """
 
     name = "ddc"
     owns_optimizer = True
     uses_backup = True
 
-    def __init__(self, workers: int, blocks: Blocks, *, dc_lambda: float, dc_clip: float, gap: float) -> None:
-        self.blocks, self.dc_lambda, self.dc_clip, self.gap = blocks, dc_lambda, dc_clip, gap
+    def __init__(self, workers: int, reliability: Reliability) -> None:
+        self.reliability, self.blocks = reliability, reliability.blocks
         self.held_back = 1.0 - 1.0 / workers
         self.released = 1.0 / (RELEASE_ROUNDS * workers)
         self.ahead = 1.0 - (1.0 - self.released) ** workers
@@ -55,14 +51,7 @@ class DelayedDifference(UpdateRule):
 
     def correct(self, ops: ArrayOps, push: Push, shard: RuleState, worker: RuleState) -> Correction:
         """Return ``u``, the difference weighted by its drift, at the full learning rate."""
-        sums, difference, drift = self.blocks.sums, push.gradient, push.weights - push.backup
-        typical = ops.sqrt(shard["step_square"]) + STEP_EPSILON
-        norms = ops.sqrt(sums(ops, difference * difference)) * typical
-        change = self.dc_lambda * sums(ops, difference * drift) / (norms + NORM_EPSILON)
-        change = ops.minimum(ops.maximum(change, -self.dc_clip), self.dc_clip)
-        harmless = typical + WEIGHT_SHARE * ops.sqrt(sums(ops, push.weights * push.weights))
-        factor = (1.0 + change) / (1.0 + self.gap * ops.sqrt(sums(ops, drift * drift)) / harmless)
-        trusted = self.blocks.scaled(ops, difference, factor)
+        trusted = self.blocks.scaled(ops, push.gradient, self.reliability.factor(ops, push, shard))
         return Correction(trusted, scalar(ops, push.staleness, 1.0), shard, worker)
 
     def advance(

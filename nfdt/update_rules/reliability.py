@@ -57,19 +57,16 @@ class Reliability:
             state["factor_square"] = zeros + 1.0
         return state
 
-    def gradient(self, ops: ArrayOps, push: Push, shard: RuleState) -> tuple[Array, RuleState]:
-        """Return the gradient, compensated for its drift and weighted according to it.
+    def factor(self, ops: ArrayOps, push: Push, shard: RuleState) -> Array:
+        """Return the factor by which a gradient is compensated for its drift and weighted by it, shape ``(blocks,)``.
 
         In each block, with ``d = w - backup``, ``|.|`` the Euclidean norm and ``<., .>`` the scalar product over it::
 
-            c  = clip(dc_lambda <g, d> / (|g| sqrt(s)), -dc_clip, +dc_clip)
-            gc = g (1 + c) / (1 + gap |d| / (sqrt(s) + |w| / 30))
+            c = clip(dc_lambda <g, d> / (|g| sqrt(s)), -dc_clip, +dc_clip)
+            f = (1 + c) / (1 + gap |d| / (sqrt(s) + |w| / 30))
 
         ``c g`` is ``lambda (g g^T) d``, the curvature of DC-ASGD before its diagonal is taken, with
-        ``lambda = dc_lambda / (|g| sqrt(s))``. ``d = 0`` gives ``gc = g``; always ``|gc| <= (1 + dc_clip) |g|``.
-
-        Returns:
-            ``gc``, and the shard state with updated means and counter.
+        ``lambda = dc_lambda / (|g| sqrt(s))``. ``d = 0`` gives ``f = 1``; always ``f <= 1 + dc_clip``.
         """
         sums, gradient, drift = self.blocks.sums, push.gradient, push.weights - push.backup
         typical = ops.sqrt(shard["step_square"]) + STEP_EPSILON
@@ -78,13 +75,17 @@ class Reliability:
         change = ops.minimum(ops.maximum(change, -self.dc_clip), self.dc_clip)
         harmless = typical + WEIGHT_SHARE * ops.sqrt(sums(ops, push.weights * push.weights))
         gap = ops.sqrt(sums(ops, drift * drift)) / harmless
-        factor = (1.0 + change) / (1.0 + self.gap * gap)
+        return (1.0 + change) / (1.0 + self.gap * gap)
+
+    def gradient(self, ops: ArrayOps, push: Push, shard: RuleState) -> tuple[Array, RuleState]:
+        """Return the gradient times its :meth:`factor`, and the shard state with updated means and counter."""
+        factor = self.factor(ops, push, shard)
         state = count_push(ops, shard, push.staleness)
         share = factor_share(ops, state)
         for mean, value in (("factor", factor), ("factor_square", factor * factor)):
             if mean in shard:
                 state[mean] = shard[mean] + share * (value - shard[mean])
-        return self.blocks.scaled(ops, gradient, factor), state
+        return self.blocks.scaled(ops, push.gradient, factor), state
 
     def lessened(self, ops: ArrayOps, decay: Array, shard: RuleState) -> Array:
         """Return the weight decay in proportion to the gradients' factor, shape ``(n,)``; unchanged without delay."""

@@ -129,17 +129,15 @@ class _Job:
         size = fit.get("batch_size", 32)
         validation = validation if method == "fit" else x
         chosen = resolve_algorithm(algorithm, **overrides)
-        rows, outer = chosen.rows, chosen.outer_optimizer if chosen.exchange_facts.local else None
         batch = _rows(x if y is None else (x, y), size)
-        packed = pack(
-            model, batch, predicts=method == "predict", sparse=rows if method == "fit" else False, outer=outer
-        )
+        own = {"sparse": chosen.rows, "outer": chosen.outer_optimizer} if method == "fit" else {}
+        packed = pack(model, batch, predicts=method == "predict", **own)
         self.artifacts.update(packed.artifacts)
         self.manifest = packed.manifest
         self.spec = JobSpec(
             program=self._put(packed.manifest.to_bytes()),
             code=packed.code,
-            algorithm=resolve_algorithm(algorithm, **overrides),
+            algorithm=chosen,
             cluster=cluster,
             fit=FitSpec(**{"epochs": 1, "shuffle": False, **fit}),
             method=method,

@@ -212,8 +212,13 @@ class AlgorithmSpec(BaseModel):
         return self.sparse if able and plain else False
 
     @property
-    def outer_optimizer(self) -> tuple[float, float]:
-        """Learning rate and Nesterov momentum with which shards apply differences; a rule of its own needs neither."""
+    def outer_optimizer(self) -> tuple[float, float] | None:
+        """Learning rate and Nesterov momentum with which shards apply the differences of flat workers' local steps.
+
+        None without local steps; a rule of its own needs neither rate nor momentum.
+        """
+        if not self.exchange_facts.local:
+            return None
         return (self.outer_lr, self.outer_momentum) if self.consistency_facts.synchronous else (1.0, 0.0)
 
     @property
