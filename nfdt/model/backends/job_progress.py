@@ -31,7 +31,7 @@ class JobProgress:
                 replace_learning_rate_method(optimizer, partial(self._rate, optimizer))
 
     def _rate(self, optimizer: Any) -> Any:
-        own = optimizer.iterations
+        own = keras.ops.convert_to_tensor(optimizer.iterations)
         if self.position is None:
             return raw_learning_rate(optimizer)(own)
         position = keras.ops.cast(self.position, own.dtype)
