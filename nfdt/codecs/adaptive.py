@@ -143,7 +143,7 @@ class Decision:
 
 
 class AdaptiveWidth:
-    """Choice of codecs for one worker; it begins with the first, widest codec in both directions.
+    """Choice of codecs for one worker; it begins with the widest or the narrowest codec in both directions.
 
     Attributes:
         push: Codec of the next push.
@@ -153,10 +153,15 @@ class AdaptiveWidth:
         codecs: Codecs to choose from, the widest first; the first one is lossless. The last three are for probes.
         size: Number of elements of the model.
         error_budget: Maximum omega of a codec that may be chosen.
-        pipelined: Whether the worker computes while it exchanges.
+        pipelined: Whether the worker computes while it exchanges, and gains nothing by a shorter exchange then.
+        narrow: Begin with the narrowest codec that the error budget allows. For exchanges so rare and long that the
+            first ones, before the link is known, would take as long as the training. A delta of weights that has been
+            encoded so does not show what it has lost; until a wider one shows it, it counts as much as in pushes.
     """
 
-    def __init__(self, codecs: Sequence[Codec], size: int, *, error_budget: float, pipelined: bool) -> None:
+    def __init__(
+        self, codecs: Sequence[Codec], size: int, *, error_budget: float, pipelined: bool, narrow: bool = False
+    ) -> None:
         self._bytes = {codec.name: codec.encoded_bytes(size) for codec in codecs}
         self._budget, self._pipelined = error_budget, pipelined
         self._link = LinkEstimate(4 * size)
@@ -165,7 +170,9 @@ class AdaptiveWidth:
         self._push_losses: dict[str, CodecLoss] = {widest: EXACT}
         self._reply_losses: dict[str, CodecLoss] = {widest: EXACT}
         self._wider, self._probe, self._narrowest = (codec.name for codec in codecs[-3:])
-        self._chosen = self._exact = (widest, widest)
+        self._exact = (widest, widest)
+        self._chosen = (self._narrowest, self._narrowest) if narrow else self._exact
+        self._narrow = narrow
         self._pushes = self._probes = 0
         self.push, self.reply = self._chosen
 
@@ -193,6 +200,10 @@ class AdaptiveWidth:
     def lost_in_pushes(self, losses: Mapping[str, CodecLoss]) -> None:
         """Update the costs of these codecs for gradients."""
         self._push_losses.update(losses)
+        if self._narrow and not self._link.known:
+            self._reply_losses = {**losses, **self._reply_losses}
+            narrowest = next(name for name in reversed(self._bytes) if name in self._affordable(self._push_losses))
+            self._chosen = narrowest, narrowest
 
     def lost_in_replies(self, losses: Mapping[str, CodecLoss]) -> None:
         """Update the costs of these codecs for deltas of weights.
@@ -212,7 +223,7 @@ class AdaptiveWidth:
 
     def _decide(self) -> Decision | None:
         """Return a decision for other codecs; None to keep those in use."""
-        if not self._link.known or not self._compute:
+        if not self._link.known or not self._compute or self._chosen[1] not in self._reply_losses:
             return None
         link, compute_s = self._link.link(), statistics.median(self._compute)
         pairs = itertools.product(self._affordable(self._push_losses), self._affordable(self._reply_losses))

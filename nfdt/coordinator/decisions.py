@@ -16,6 +16,7 @@ from nfdt.schedulers.batch_policies import FixedBatch, LocalSizes, find_batch_po
 from nfdt.schedulers.leases import LeaseBook
 from nfdt.schedulers.local_steps import FIRST_STEPS, LocalStepSizes
 from nfdt.schedulers.task_policies import DynamicTasks, EpochView, TaskPolicy, make_task_policy
+from nfdt.schedulers.tasks import Task
 from nfdt.schedulers.throughput import Speeds, StepTime, lease_size
 
 LEASE_S = 0.2
@@ -94,6 +95,16 @@ class SpeedTracker:
         if self.sizes:
             self.sizes.pushed(worker, time.push_s)
             self.sizes.stepped(worker, self.speeds)
+
+    def look(self, now: float) -> None:
+        """Size the next tasks as of this time."""
+        if self.sizes:
+            self.sizes.look(now)
+
+    def leased(self, worker: str, tasks: Sequence[Task], begins: float) -> None:
+        """Record the tasks that a worker trains from a time on."""
+        if self.sizes:
+            self.sizes.leased(worker, sum(task.stop - task.start for task in tasks), begins)
 
     def size_of(self, worker: str) -> int:
         """Return the number of samples of the worker's next step."""

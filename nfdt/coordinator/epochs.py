@@ -232,19 +232,19 @@ class EpochSequence:
         self._gate.begin_epoch()
         if self.ahead is None:
             self.began_at = now
-        run, self.ahead, self.passed = self.ahead or self._run_of(self.epoch), None, False
+        run, self.ahead, self.passed = self.ahead or self._run_of(self.epoch, ahead=False), None, False
         run.callbacks = self._callbacks
         self.merger.metrics = b""
         self.run = run
         self._effects.progressed(now, self.epoch, None)
         self._effects.emit("epoch_begin", epoch=self.epoch, steps=run.steps)
 
-    def _run_of(self, epoch: int) -> EpochRun:
+    def _run_of(self, epoch: int, *, ahead: bool) -> EpochRun:
         """Plan an epoch for the workers that are ready, who begin with the shared state."""
         workers = self._members.ready_names()
         parts = self._decisions.policy.round_parts(len(workers))
         planned = self._planner.begin(epoch, parts, workers, self._feed.tasks, self._decisions.speeds.sizes)
-        begin = BeginEpoch(epoch, self.merger.encoded, planned.order_crc, iteration=planned.iteration)
+        begin = BeginEpoch(epoch, self.merger.encoded, planned.order_crc, iteration=planned.iteration, ahead=ahead)
         if self.quiesced:
             planned.book.quiesce()
         training = TrainingPhase(begin, planned.book, self._decisions, self._members, planned.ranks, self._gate)
@@ -253,7 +253,7 @@ class EpochSequence:
 
     def _begin_ahead(self) -> None:
         self._position = self._planner.position
-        self.ahead, self._ahead_at, self.passed = self._run_of(self.epoch + 1), self._clock.now(), True
+        self.ahead, self._ahead_at, self.passed = self._run_of(self.epoch + 1, ahead=True), self._clock.now(), True
 
     def drop_ahead(self) -> None:
         """Drop the epoch that has begun ahead: the shards go back to the end of the one before."""

@@ -150,11 +150,13 @@ class TrainingPhase:
         if not size:
             self._policy.idle(worker)
             return Wait()
+        self._decisions.speeds.look(now)
         tasks = self.book.issue(worker, size, self._ranks.get(worker))
         pull = self._policy.must_pull(worker, len(member.in_flight))
         self._policy.started(worker, len(tasks))
         member.pulls = pull, self._policy.will_pull(worker, len(member.in_flight))
         member.leased_at = max(now, member.free_at)
+        self._decisions.speeds.leased(worker, tasks, member.leased_at)
         return self._work(member, tasks)
 
     def _back_up(self, member: Member, now: float) -> tuple[Task, ...]:

@@ -36,6 +36,14 @@ class LocalSizes:
         """Return the rows of the worker's next task, where ``left`` rows of the epoch are not leased."""
         return self.of(worker)
 
+    def look(self, now: float) -> None:
+        """Set the time of the calls of :meth:`next` that follow, in seconds."""
+        return
+
+    def leased(self, worker: str, rows: int, begins: float) -> None:
+        """Record that a worker trains so many rows from a time on."""
+        return
+
     def joined(self, worker: str) -> None:
         """Add a worker."""
         raise NotImplementedError

@@ -39,6 +39,7 @@ class LocalStepSizes(LocalSizes):
         self._steps: dict[str, int] = {}
         self._step_s: dict[str, float] = {}
         self._pushes: dict[str, deque[float]] = {}
+        self._now, self._ends = 0.0, dict[str, float]()  # when workers have trained what they hold
 
     @property
     def steps(self) -> Mapping[str, int]:
@@ -57,16 +58,27 @@ class LocalStepSizes(LocalSizes):
         return self.reference * self._steps.get(worker, self._most or FIRST_STEPS)
 
     def next(self, worker: str, left: int) -> int:
-        """Return the rows of the worker's next task: at the end of an epoch its share of the rest, by its speed.
+        """Return the rows of the worker's next task: at the end of an epoch so many that all workers end together.
 
-        So all workers end at about the same time. Such tasks become smaller and smaller.
+        With r_i batches that worker i holds and has not trained yet, and R that nobody holds, the epoch is over after
+        T = (R + sum r) / sum v seconds, and worker i trains T v_i - r_i more batches.
         """
         steps = self._steps.get(worker)
         if steps is None or not self._is_known:
             return self.of(worker)
-        share = 1 / (self._step_s[worker] * sum(1 / seconds for seconds in self._step_s.values()))
-        fair = math.ceil(left / self.reference * share)
+        held = {name: max(0.0, self._ends.get(name, 0.0) - self._now) / each for name, each in self._step_s.items()}
+        left_s = (left / self.reference + sum(held.values())) / sum(1 / each for each in self._step_s.values())
+        fair = math.ceil(left_s / self._step_s[worker] - held[worker] - ROUNDING)
         return self.reference * min(steps, max(fair, -(-steps // LEAST_SHARE)))
+
+    def look(self, now: float) -> None:
+        """Set the time of the calls of :meth:`next` that follow, in seconds."""
+        self._now = now
+
+    def leased(self, worker: str, rows: int, begins: float) -> None:
+        """Record that a worker trains so many rows from a time on."""
+        if worker in self._step_s:
+            self._ends[worker] = begins + rows / self.reference * self._step_s[worker]
 
     def joined(self, worker: str) -> None:
         """Add a worker."""
@@ -74,7 +86,7 @@ class LocalStepSizes(LocalSizes):
 
     def left(self, worker: str) -> None:
         """Remove a worker; unknown workers are no error."""
-        for held in (self._steps, self._step_s, self._pushes):
+        for held in (self._steps, self._step_s, self._pushes, self._ends):
             held.pop(worker, None)
 
     def pushed(self, worker: str, seconds: float) -> None:

@@ -107,6 +107,7 @@ class WorkerLoop:
         self.statistics, self._times = WorkerStatistics(), TaskTimes(clock)
         self._finished: list[tuple[Task, int]] = []  # not reported yet
         self._unpushed: list[tuple[Task, int]] = []  # of the steps whose result has not been sent
+        self._unpushed_s = 0.0  # of computation, in these steps
         self._apart: dict[int, bytes] = {}  # metrics of tasks that are not reported yet, and count apart
         self._metrics_after = -np.inf  # time from which another state of the metrics may be taken
         algorithm, consistency = driver.spec.algorithm, driver.spec.algorithm.consistency_facts
@@ -183,8 +184,9 @@ class WorkerLoop:
                 return ins.Report()
             case ins.BeginEpoch():
                 self._epoch, self.epoch_steps, self._logs = instruction.epoch, 0, {}
-                self._pipeline.discard_weights()
-            case ins.CollectState():
+                if not instruction.ahead:
+                    self._pipeline.discard_weights()
+            case ins.CollectState(over=False):
                 self._pipeline.discard_weights()  # the weights may be replaced before training continues
             case ins.Evaluate(ahead=True):
                 yield (self._driver.pull_kept,)
@@ -203,7 +205,7 @@ class WorkerLoop:
         """Drop everything done with the shards before; return an empty report."""
         self._pipeline.drop()
         self._times = TaskTimes(self._clock)
-        self._finished, self._unpushed, self._apart = [], [], {}
+        self._finished, self._unpushed, self._unpushed_s, self._apart = [], [], 0.0, {}
         self._asked_ahead, self._validated = False, None
         yield (self._driver.move,)
         return ins.Report()
@@ -255,8 +257,9 @@ class WorkerLoop:
         step: Step = yield self._driver.compute, task, held
         computed, waited = clock(), 0.0
         self._unpushed.append((task, step.samples))
+        self._unpushed_s += step.seconds
         if step.gradient is not None:
-            self._send(step.gradient, step.denominator, step.seconds, want_weights=want_weights)
+            self._send(step.gradient, step.denominator, want_weights=want_weights)
             step.gradient = None  # the next one is computed without it in memory
         elif step.due:
             yield from self._await_replies(0)
@@ -277,11 +280,10 @@ class WorkerLoop:
         """Push what the worker's own steps have changed since weights that have its earlier pushes: no reply is due."""
         self._send((yield self._driver.difference, self._pipeline.weights().weights))
 
-    def _send(
-        self, vector: Any, denominator: float = 0.0, compute_s: float = 0.0, *, want_weights: bool = True
-    ) -> None:
+    def _send(self, vector: Any, denominator: float = 0.0, *, want_weights: bool = True) -> None:
         """Push a vector of the tasks that have not been pushed; all of them are finished with the reply."""
         pushed, self._unpushed = self._unpushed, []
+        compute_s, self._unpushed_s = self._unpushed_s, 0.0
         task, samples = pushed[-1][0], sum([samples for _, samples in pushed])
         # A vector that is not finite is pushed as well: all shards drop it and close its round.
         if self._spec.cluster.shards > 1:

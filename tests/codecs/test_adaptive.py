@@ -230,6 +230,26 @@ def test_what_an_answer_shows_of_narrower_codecs_is_believed():
     assert cluster.run(60).last == ("int4", "int8")
 
 
+def test_a_narrow_start_begins_with_the_narrowest_codec_that_the_budget_allows():
+    assert Cluster(up=20, narrow=True).run(1).width._chosen == ("int4", "int4")
+    strict = Cluster(up=20, narrow=True, error_budget=(ERRORS["int4"] + ERRORS["int8"]) / 2)
+    assert strict.run(1).width._chosen == ("int8", "int8")
+
+
+@pytest.mark.parametrize("up", [20, 200, 2000, 1e6])
+def test_a_narrow_start_ends_where_it_costs_little_more_than_the_best(up):
+    cluster = Cluster(up=up, noise=0, narrow=True).run(100)
+    best = min(cluster.cost(*pair) for pair in itertools.product(BYTES, BYTES))
+    assert cluster.cost(*cluster.width._chosen) <= best / (1 - HYSTERESIS) * 1.03
+
+
+def test_until_replies_have_been_measured_they_lose_as_much_as_pushes():
+    width = AdaptiveWidth(WIDTHS, SIZE, error_budget=0.05, pipelined=False, narrow=True)
+    width.lost_in_pushes(losses(0.001))
+    width.lost_in_replies({name: CodecLoss(0.0, 0.001, 0.001) for name in ERRORS})  # they were encoded before
+    assert width._reply_losses["int4"].error == ERRORS["int4"]
+
+
 def test_nothing_is_decided_before_anything_is_known():
     width = AdaptiveWidth(WIDTHS, SIZE, error_budget=0.05, pipelined=False)
     assert [width.choose() for _ in range(50)] == [None] * 50

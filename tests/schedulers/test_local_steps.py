@@ -92,3 +92,28 @@ def test_the_end_of_an_epoch_is_divided_by_speed():
     assert sizes.next("b", 8 * BATCH) == 2 * BATCH
     assert sizes.next("a", 1 * BATCH) == 2 * BATCH, "an eighth of its steps, or what is left"
     assert sizes.next("unknown", 1 * BATCH) == 16 * BATCH
+
+
+def test_the_last_tasks_of_an_epoch_end_together():
+    speeds, left, ends = {"a": 0.1, "b": 0.1, "c": 0.2, "d": 0.4}, 800, dict.fromkeys("abcd", 0.0)
+    sizes = measured(LocalStepSizes(BATCH, None), speeds, dict.fromkeys(speeds, 5.0))
+    assert set(sizes.steps.values()) == {64}
+    while left:
+        worker = min(ends, key=lambda name: ends[name])
+        sizes.look(ends[worker])
+        steps = min(left, sizes.next(worker, left * BATCH) // BATCH)
+        sizes.leased(worker, steps * BATCH, ends[worker])
+        left -= steps
+        ends[worker] += steps * speeds[worker]
+    assert max(ends.values()) < 800 / sum(1 / step_s for step_s in speeds.values()) + 1.0
+    assert max(ends.values()) - min(ends.values()) < 8 * 0.4, "the smallest task of the slowest"
+
+
+def test_who_is_behind_gets_no_more_than_the_smallest_task():
+    sizes = measured(LocalStepSizes(BATCH, 16), {"a": 0.01, "b": 0.01})
+    sizes.leased("a", 100 * BATCH, 5.0)
+    sizes.look(5.0)
+    assert sizes.next("a", 10 * BATCH) == 2 * BATCH
+    assert sizes.next("b", 10 * BATCH) == 16 * BATCH
+    sizes.left("a")
+    assert sizes.next("b", 10 * BATCH) == 10 * BATCH

@@ -280,6 +280,8 @@ MOVE_SHARDS = ins.MoveShards("job", 1, (), "token")
         ([work(0), work(1)], 1),
         ([work(0), work(1, pull=True)], 2),
         ([work(0), ins.BeginEpoch(1, b"", 0), work(1)], 2),
+        ([work(0), ins.CollectState(0, over=True), ins.BeginEpoch(1, b"", 0), work(1)], 2),
+        ([work(0), ins.CollectState(0, over=True), ins.BeginEpoch(1, b"", 0, ahead=True), work(1)], 1),
         ([EVALUATE, EVALUATE], 1),
         ([work(0), EVALUATE, EVALUATE, ins.CollectState(0), work(1)], 3),
         ([EVALUATE, MOVE_SHARDS, EVALUATE], 2),
@@ -350,7 +352,9 @@ OTHERS = st.sampled_from(
     [
         ins.Wait(),
         ins.BeginEpoch(0, b"", 0),
+        ins.BeginEpoch(0, b"", 0, ahead=True),
         ins.CollectState(0),
+        ins.CollectState(0, over=True),
         EVALUATE,
         ins.Evaluate(1, (Task(0, 0, 1),), b""),
         ins.Summarise(0, b"", b"", {}),

@@ -1160,11 +1160,14 @@ class BeginEpoch(google.protobuf.message.Message):
     ORDER_CRC_FIELD_NUMBER: builtins.int
     SHARE_FIELD_NUMBER: builtins.int
     ITERATION_FIELD_NUMBER: builtins.int
+    AHEAD_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     untrained: builtins.bytes
     order_crc: builtins.int
     iteration: builtins.int
     """over a dataset: continue the one with this number, or begin it"""
+    ahead: builtins.bool
+    """before the client has permitted it: the weights of the last answer are current enough"""
     @property
     def share(self) -> Global___GroupShare:
         """to the leader of a group"""
@@ -1177,9 +1180,10 @@ class BeginEpoch(google.protobuf.message.Message):
         order_crc: builtins.int = ...,
         share: Global___GroupShare | None = ...,
         iteration: builtins.int = ...,
+        ahead: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["share", b"share"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "iteration", b"iteration", "order_crc", b"order_crc", "share", b"share", "untrained", b"untrained"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "epoch", b"epoch", "iteration", b"iteration", "order_crc", b"order_crc", "share", b"share", "untrained", b"untrained"]) -> None: ...
 
 Global___BeginEpoch: typing_extensions.TypeAlias = BeginEpoch
 

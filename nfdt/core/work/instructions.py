@@ -61,7 +61,8 @@ class BeginEpoch:
     """Reset the metrics; replace the untrained state by ``untrained`` (safetensors) unless that is empty.
 
     ``order_crc`` is the CRC-32 of the job's first sample order; 0 where NumPy draws none. ``share`` is for groups only.
-    ``iteration`` is that over a dataset, which the worker continues or begins.
+    ``iteration`` is that over a dataset, which the worker continues or begins. ``ahead``: the client has not permitted
+    the epoch yet. Nobody has replaced the weights then, and the worker goes on with those of its last reply.
     """
 
     epoch: int
@@ -69,6 +70,7 @@ class BeginEpoch:
     order_crc: int
     share: StepShare | None = None
     iteration: int = 0
+    ahead: bool = False
 
 
 @dataclass(frozen=True)
