@@ -42,7 +42,10 @@ def stopped_in_an_epoch(cluster, job: str) -> EpochProgress | None:
 
 @pytest.mark.feature("The server is killed and started again", area="Failures")
 @pytest.mark.timeout(2 * DEADLINE_S)
-def test_a_detached_job_goes_on_in_the_middle_of_its_epoch(tmp_path):
+@pytest.mark.parametrize(
+    "algorithm", [(), ("--algorithm", "local-ddc", "--set", "local_steps=4")], ids=["default", "local"]
+)
+def test_a_detached_job_goes_on_in_the_middle_of_its_epoch(tmp_path, algorithm):
     first = start_server(tmp_path)
     workers = start_workers(first, 2)
     token = first.token_file.read_text()
@@ -50,7 +53,7 @@ def test_a_detached_job_goes_on_in_the_middle_of_its_epoch(tmp_path):
     script.write_text(SCRIPT)
     # Epochs of 11 s: snapshots take at most 2 % of the time, and on a busy machine one of 1.4 s had none in its middle.
     options = ("--workers", "2", "--set", "emulate.step_ms=400", "--set", "snapshot_s=0.3")
-    with submitted(first, *options, str(script)) as job:
+    with submitted(first, *algorithm, *options, str(script)) as job:
         watcher = Client(first.address, token)
         for kind, _ in watcher.watch(job):
             if kind == "progress" and (begun := stopped_in_an_epoch(first, job)):

@@ -93,8 +93,9 @@ def test_bsp_reaches_the_same_bits_as_without_the_losses(cluster, tmp_path, sour
 
 
 @pytest.mark.timeout(2 * DEADLINE_S)
-def test_a_job_of_the_default_algorithm_trains_again_what_the_snapshot_lacks(cluster, tmp_path):
-    with submit(cluster, tmp_path, DEFAULT_PRESET) as job:
+@pytest.mark.parametrize("preset", [DEFAULT_PRESET, "local-ddc", "diloco"])
+def test_an_asynchronous_or_local_job_trains_again_what_the_snapshot_lacks(cluster, tmp_path, preset):
+    with submit(cluster, tmp_path, preset) as job:
         events = follow(cluster, job, [(0, 30)])
     (lost,), (restored,) = of(events, "shard_lost"), of(events, "shards_restored")
     assert lost["shard"] in ("shard-0", "shard-1")
