@@ -65,18 +65,60 @@ QUICK = Work(12, (1, 2, 3), 1280, Goal(0.3, 2, 2, 20.0), 2048, epochs=2)
 FULL = Work(40, (1, 2, 3), 12_800, Goal(0.0, 4, 9, 240.0), 8192, epochs=4)
 
 
-class Bench:
-    """Parts of the benchmark.
+class MachinesBench:
+    """Base class of benchmarks on machines of namespaces.
 
     Args:
         report: Report that receives the rows.
-        work: Length of the jobs.
         folder: Directory that all machines share.
         data_dir: Folder with images, see :mod:`benchmarks.workloads.images`.
     """
 
+    def __init__(self, report: Report, folder: Path, data_dir: Path | None) -> None:
+        self._report, self._folder, self._data_dir = report, folder, data_dir
+
+    @contextmanager
+    def _cluster(self, rig: Rig, *options: str) -> Iterator[MachinesCluster]:
+        with tempfile.TemporaryDirectory(dir=self._folder) as own:
+            with MachinesCluster(Path(own), rig["server"], *options) as cluster:
+                yield cluster
+
+    def _job(self, cluster: MachinesCluster, name: str, **values: Any) -> dict[str, Any]:
+        """Run a job of :mod:`benchmarks.peers.machine_jobs` on the server's machine."""
+        command = [sys.executable, "-m", "benchmarks.peers.machine_jobs", name, json.dumps(values)]
+        try:
+            done = cluster.machine.run(command, env=cluster.env(), cwd=ROOT, timeout=JOB_S, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise JobFailed(f"{name} {values} did not end within {JOB_S} s") from error
+        if done.returncode:
+            raise JobFailed(f"{name} {values} ended with {done.returncode}: {done.stderr[-2000:].strip()}")
+        return json.loads(done.stdout.splitlines()[-1])
+
+    @contextmanager
+    def left_out(self, case: str, peer: str) -> Iterator[None]:
+        """Report the failure of a job, and go on without it."""
+        try:
+            yield
+        except JobFailed as error:
+            print(f"bench: {peer} of {case} is left out: {error}", file=sys.stderr)
+            self._report.notes.append(f"{peer} of {case} failed: {str(error).splitlines()[-1][:200]}")
+
+    def _compare(self, case: str, unit: str, peer: str, other: str, target: float) -> None:
+        """Add the ratio of two rows, and the share of the target that it reaches."""
+        own, theirs = (self._report.runs(case, each, unit) for each in (peer, other))
+        if own and theirs:
+            ratio = statistics.median(own) / statistics.median(theirs)
+            name = f"{case}: {unit}, {peer} / {other}"
+            self._report.ratios[name] = ratio
+            self._report.ratios[f"{name}, of the target {target}"] = ratio / target
+
+
+class Bench(MachinesBench):
+    """Parts of the benchmark; ``work`` has the length of the jobs, the rest is as of :class:`MachinesBench`."""
+
     def __init__(self, report: Report, work: Work, folder: Path, data_dir: Path | None) -> None:
-        self._report, self._work, self._folder, self._data_dir = report, work, folder, data_dir
+        super().__init__(report, folder, data_dir)
+        self._work = work
 
     def shards(self) -> None:
         """Push a model of 10 MB from 3 worker machines to 1, 2 and 3 shard machines, over links of 200 Mbit/s."""
@@ -159,41 +201,6 @@ class Bench:
                     self._report.add("data", peer, "samples/s", samples / statistics.median(seconds[1:]))
         self._compare("data", "samples/s", "3 machines", "1 machine", 2.5)
         self._compare("data", "samples/s", "3 machines", "client-fed", 3.0)
-
-    @contextmanager
-    def _cluster(self, rig: Rig, *options: str) -> Iterator[MachinesCluster]:
-        with tempfile.TemporaryDirectory(dir=self._folder) as own:
-            with MachinesCluster(Path(own), rig["server"], *options) as cluster:
-                yield cluster
-
-    def _job(self, cluster: MachinesCluster, name: str, **values: Any) -> dict[str, Any]:
-        """Run a job of :mod:`benchmarks.peers.machine_jobs` on the server's machine."""
-        command = [sys.executable, "-m", "benchmarks.peers.machine_jobs", name, json.dumps(values)]
-        try:
-            done = cluster.machine.run(command, env=cluster.env(), cwd=ROOT, timeout=JOB_S, check=False)
-        except subprocess.TimeoutExpired as error:
-            raise JobFailed(f"{name} {values} did not end within {JOB_S} s") from error
-        if done.returncode:
-            raise JobFailed(f"{name} {values} ended with {done.returncode}: {done.stderr[-2000:].strip()}")
-        return json.loads(done.stdout.splitlines()[-1])
-
-    @contextmanager
-    def left_out(self, case: str, peer: str) -> Iterator[None]:
-        """Report the failure of a job, and go on without it."""
-        try:
-            yield
-        except JobFailed as error:
-            print(f"bench: {peer} of {case} is left out: {error}", file=sys.stderr)
-            self._report.notes.append(f"{peer} of {case} failed: {str(error).splitlines()[-1][:200]}")
-
-    def _compare(self, case: str, unit: str, peer: str, other: str, target: float) -> None:
-        """Add the ratio of two rows, and the share of the target that it reaches."""
-        own, theirs = (self._report.runs(case, each, unit) for each in (peer, other))
-        if own and theirs:
-            ratio = statistics.median(own) / statistics.median(theirs)
-            name = f"{case}: {unit}, {peer} / {other}"
-            self._report.ratios[name] = ratio
-            self._report.ratios[f"{name}, of the target {target}"] = ratio / target
 
 
 def offer(cluster: MachinesCluster, rig: Rig) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.reports.report import Report, arguments
-from benchmarks.run.machines import Bench, Work, offer
+from benchmarks.run.machines import MachinesBench, offer
 from benchmarks.workloads.emulated import Training
 from benchmarks.workloads.images import read_images
 from benchmarks.workloads.models import SEED
@@ -55,7 +55,7 @@ WAYS = (
 )
 
 
-class SlowLinks(Bench):
+class SlowLinks(MachinesBench):
     """The benchmark."""
 
     def link(self, mbit: int, ways: tuple[Way, ...], *, quick: bool) -> None:
@@ -103,13 +103,11 @@ def main() -> None:
     report = Report("slow", [SEED], notes=[f"load of this machine before the run: {os.getloadavg()[0]:.1f}"])
     ways = tuple(way for way in WAYS if not options.ways or way.name in options.ways.split(";"))
     with tempfile.TemporaryDirectory() as folder:
-        bench = SlowLinks(report, WORK, Path(folder), options.data_dir)
+        bench = SlowLinks(report, Path(folder), options.data_dir)
         for mbit in map(int, options.links.split(",")):
             bench.link(mbit, ways, quick=options.quick)
     report.finish(options.json)
 
-
-WORK = Work(0, (), 0, Goal(0.0, 0, 0, 0.0), 0, epochs=0)  # of the other parts of ``machines``
 
 if __name__ == "__main__":
     main()

@@ -85,7 +85,7 @@ def _equal_workers(cluster: Cluster) -> Cluster:
 
 # Parts that can limit a preset: the cluster without each of them, and the change that would help.
 _PARTS: dict[str, tuple[Callable[[Cluster], Cluster], str]] = {
-    "links": (_without_links, "send fewer bytes (codec='int8'), hide them (overlap=1), or take larger batches"),
+    "links": (_without_links, "exchange rarely (local-ddc), send fewer bytes (codec='int8'), or hide them (overlap=1)"),
     "latency": (_without_latency, "hide it (overlap=1), or take larger batches"),
     "shard": (_without_shard, "more shards help (shards=2)"),
     "allreduce": (
