@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from nfdt.consistency import ConsistencyPolicy
@@ -24,6 +25,7 @@ LEASES_PER_S = 1000  # of all workers together: with more of them, leases last l
 MOST_TASKS = 64  # of a lease that lasts LEASE_S
 AHEAD_STEPS = 2  # steps of a worker that must be left after its lease, if it requests the next one early
 REPORT_EVERY_S = 1.0
+LEAST_EXCHANGE_S, LEAST_EXCHANGE_SHARE = 0.05, 0.5  # of a step, from which on links are called slow
 CHANGED = 0.1  # a speed that changed by a smaller fraction is not reported again
 
 
@@ -53,6 +55,25 @@ def stream_warning(spec: JobSpec) -> str | None:
     if spec.train.planned is None and make_task_policy(algorithm.tasks).depends_on_speed:
         return f"tasks={algorithm.tasks!r}: the client feeds the batches one by one; they are handed out as they come."
     return None
+
+
+def link_warning(spec: JobSpec, steps: Mapping[str, tuple[StepTime, float]]) -> str | None:
+    """Return what helps a job whose workers mostly exchange over slow links; None if they do not.
+
+    ``steps``: as :meth:`SpeedTracker.step_times` returns it.
+    """
+    algorithm, batch = spec.algorithm, spec.fit.batch_size
+    every_step = algorithm.topology_facts.flat and not algorithm.exchange_facts.local
+    if not (every_step and algorithm.consistency_facts.independent):
+        return None
+    whole = median(line.seconds(batch) for line, _ in steps.values())
+    exchange = median(seconds for _, seconds in steps.values())
+    if exchange < max(LEAST_EXCHANGE_S, LEAST_EXCHANGE_SHARE * whole):
+        return None
+    return (
+        f"Exchanges take {exchange:.2g} of the {whole:.2g} s of a step. algorithm='local-ddc' exchanges only after"
+        " several steps, and codec='adaptive' sends fewer bytes: docs/slow_links.md."
+    )
 
 
 class SpeedTracker:
@@ -105,6 +126,10 @@ class SpeedTracker:
         """Record the tasks that a worker trains from a time on."""
         if self.sizes:
             self.sizes.leased(worker, sum(task.stop - task.start for task in tasks), begins)
+
+    def are_measured(self, workers: Sequence[str]) -> bool:
+        """Whether each worker has made enough steps for a decision."""
+        return bool(workers) and all(self.speeds.of(worker).steps >= LEAST_STEPS for worker in workers)
 
     def size_of(self, worker: str) -> int:
         """Return the number of samples of the worker's next step."""
@@ -265,7 +290,7 @@ class PlanFollower:
     def look(self, workers: Sequence[str]) -> dict[str, Any] | None:
         """Return a new decision as the data of an event, or None if nothing changes."""
         self._reports = 0
-        if self._planner is None or any(self._tracker.speeds.of(worker).steps < LEAST_STEPS for worker in workers):
+        if self._planner is None or not self._tracker.are_measured(workers):
             return None
         steps = self._tracker.step_times(workers)
         choice = self._planner.look(steps) if steps else None
@@ -309,6 +334,7 @@ class Decisions:
     def __init__(self, spec: JobSpec, policy: ConsistencyPolicy, sizes: LocalSizes | None = None) -> None:
         self.policy, self.speeds = policy, SpeedTracker(spec, sizes)
         self.leases, self.plan = LeaseSizer(spec, policy, self.speeds), PlanFollower(spec, self.speeds)
+        self._spec, self._links_judged = spec, False
 
     def joined(self, worker: str) -> None:
         """Add a worker that is ready."""
@@ -322,10 +348,21 @@ class Decisions:
 
     def changes(self, members: Membership, now: float) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the events that follow from a report of a worker: kind and data of changed speeds and of a new plan."""
-        if self.speeds.throttle.is_due(now) and (speeds := self.speeds.report(members.ready_names())):
-            yield "speed", {"workers": speeds}
+        if self.speeds.throttle.is_due(now):
+            names = members.ready_names()
+            if speeds := self.speeds.report(names):
+                yield "speed", {"workers": speeds}
+            if text := self._judge_links(names):
+                yield "log", {"worker": None, "level": "warning", "text": text}
         if self.plan.reported(len(members)) and (decision := self.plan.look(members.ready_names())):
             yield "plan", decision
+
+    def _judge_links(self, workers: Sequence[str]) -> str | None:
+        """Return a warning about slow links, once all workers are measured and only then."""
+        if self._links_judged or not self.speeds.are_measured(workers):
+            return None
+        self._links_judged = True
+        return link_warning(self._spec, self.speeds.step_times(workers))
 
     def renew(self, spec: JobSpec, sizes: LocalSizes | None) -> None:
         """Continue between two epochs with other workers and another preset."""

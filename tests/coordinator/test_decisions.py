@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 
 from nfdt.consistency import make_policy
-from nfdt.coordinator.decisions import Decisions, batch_sizes, stream_warning
-from nfdt.coordinator.membership import Member
+from nfdt.coordinator.decisions import Decisions, batch_sizes, link_warning, stream_warning
+from nfdt.coordinator.membership import Member, Membership
 from nfdt.coordinator.online_planner import ShardLoad
 from nfdt.core.work.instructions import TaskTime
 from nfdt.schedulers.group_shares import FixedSizes
 from nfdt.schedulers.leases import LeaseBook
 from nfdt.schedulers.sources import PlannedTasks
 from nfdt.schedulers.tasks import TaskPlan
+from nfdt.schedulers.throughput import StepTime
 from tests.support.simulated_cluster import job
 
 BATCH = 16
@@ -333,3 +334,32 @@ def test_a_job_that_goes_on_as_groups_plans_no_more():
     assert parts.plan.look(NAMES) is None
     assert parts.plan.look_at_groups(NAMES, ShardLoad(0.09, 0.1), 1e6) is None
     assert parts.speeds.size_of("new") == 4
+
+
+@pytest.mark.parametrize(
+    ("preset", "exchange_s", "warns"),
+    [
+        ("ddc-asgd", 0.6, True),
+        ("ddc-asgd", 0.4, False),
+        ("auto", 0.6, True),
+        ("bsp", 0.6, False),
+        ("local-ddc", 0.6, False),
+    ],
+)
+def test_a_job_that_mostly_exchanges_is_told_once_what_helps(preset, exchange_s, warns):
+    parts = decisions_of(preset=preset)
+    present = Membership(2, 0.0)
+    for index, name in enumerate(NAMES):
+        present.set_ready(present.join(name, index, 0.0))
+    texts = []
+    for count in range(30):
+        for name in NAMES:
+            step(parts, name, 1.0, 1, exchange_s)
+        texts += [data["text"] for kind, data in parts.changes(present, 2.0 * count) if kind == "log"]
+    assert len(texts) == warns
+    assert all("0.6 of the 1 s" in text and "local-ddc" in text for text in texts)
+
+
+def test_short_exchanges_are_no_slow_links():
+    steps = {FAST: (StepTime(0.0, 0.01 / BATCH), 0.009)}
+    assert link_warning(job("ddc-asgd", workers=1, samples=100, batch_size=BATCH), steps) is None
