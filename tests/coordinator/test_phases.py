@@ -44,7 +44,10 @@ class Phase:
             ),
             plan=SimpleNamespace(overlap=1),
             speeds=SimpleNamespace(
-                stepped=lambda worker, samples, time: self.stepped.append((samples, time)), step_s=lambda worker: None
+                stepped=lambda worker, samples, time: self.stepped.append((samples, time)),
+                step_s=lambda worker: None,
+                look=lambda now: None,
+                leased=lambda worker, tasks, begins: None,
             ),
         )
         members = Membership(1, 0.0)
