@@ -96,9 +96,8 @@ class SlurmCluster:
         return self
 
     def __exit__(self, *_) -> None:
-        for daemon in reversed(self._daemons):
+        for daemon in reversed(self._daemons):  # slurmd's last messages need slurmctld, and both need munged
             daemon.terminate()
-        for daemon in self._daemons:
             daemon.wait(DEADLINE_S)
 
     def environment(self, **variables: str) -> dict[str, str]:
