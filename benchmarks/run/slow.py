@@ -49,8 +49,8 @@ WAYS = (
     Way(
         "every-step, adaptive", "ddc-asgd", {"codec": "adaptive", "overlap": 1}, {1000: 25_600, 100: 6400, 10: 320}, 20
     ),
-    Way("local-ddc", "local-ddc", {"local_steps": "auto", "codec": "int4"}, dict.fromkeys(LINKS, 30_000)),
-    Way("diloco", "diloco", {"local_steps": 64, "codec": "int4"}, dict.fromkeys(LINKS, 30_000)),
+    Way("local-ddc", "local-ddc", {"local_steps": "auto"}, dict.fromkeys(LINKS, 60_000)),
+    Way("diloco", "diloco", {"local_steps": 64, "codec": "int4"}, dict.fromkeys(LINKS, 60_000)),
     Way("allreduce", "allreduce", {}, {1000: 12_800, 100: 3200}, 8),
 )
 

@@ -114,7 +114,7 @@ class SpeedTracker:
         """Record the time of a worker's step."""
         self.speeds.measured(worker, samples, time.compute_s + time.exchange_s, time.exchange_s)
         if self.sizes:
-            self.sizes.pushed(worker, time.push_s)
+            self.sizes.trained(worker, samples, time.compute_s, time.push_s)
             self.sizes.stepped(worker, self.speeds)
 
     def look(self, now: float) -> None:

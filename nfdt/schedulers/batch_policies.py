@@ -61,8 +61,8 @@ class LocalSizes:
         """Record a step that ``speeds`` has measured; return whether sizes change now."""
         return False
 
-    def pushed(self, worker: str, seconds: float) -> None:
-        """Record the duration of a push with its reply."""
+    def trained(self, worker: str, samples: int, compute_s: float, push_s: float) -> None:
+        """Record a task: its samples, and the seconds of its computation and of its push with the reply; 0: unknown."""
         return
 
     def split(self, total: int) -> list[tuple[str, int]]:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from statistics import median
+from statistics import median, median_low
 
 from nfdt.core.specs.algorithm import MOST_LOCAL_STEPS
 from nfdt.schedulers.batch_policies import LocalSizes
 from nfdt.schedulers.proportions import proportional_split
-from nfdt.schedulers.throughput import Speeds
 
 FIRST_STEPS = 16  # of local_steps='auto', before a step and a push are measured
 EXCHANGE_SHARE = 0.1  # of a worker's time, in which a push may be on its way
 ROUNDING = 1e-9  # rounding error by which a division may fall below a whole number
-RECENT = 5  # pushes whose median counts
+RECENT = 5  # tasks and pushes whose median counts
 LEAST_SHARE = 8  # a task at the end of an epoch has at least this part of a worker's steps
 
 
@@ -38,6 +37,7 @@ class LocalStepSizes(LocalSizes):
         self._most, self._row_samples = steps, row_samples
         self._steps: dict[str, int] = {}
         self._step_s: dict[str, float] = {}
+        self._recent: dict[str, deque[float]] = {}  # seconds of a step, of each task
         self._pushes: dict[str, deque[float]] = {}
         self._now, self._ends = 0.0, dict[str, float]()  # when workers have trained what they hold
 
@@ -86,30 +86,25 @@ class LocalStepSizes(LocalSizes):
 
     def left(self, worker: str) -> None:
         """Remove a worker; unknown workers are no error."""
-        for held in (self._steps, self._step_s, self._pushes, self._ends):
+        for held in (self._steps, self._step_s, self._recent, self._pushes, self._ends):
             held.pop(worker, None)
 
-    def pushed(self, worker: str, seconds: float) -> None:
-        """Record the duration of a push with its reply."""
-        if seconds > 0:
-            self._pushes.setdefault(worker, deque(maxlen=RECENT)).append(seconds)
-
-    def stepped(self, worker: str, speeds: Speeds) -> bool:
-        """Take over a measured speed; return whether a number of steps changes."""
-        measured = speeds.of(worker)
-        line, before = measured.step_time, dict(self._steps)
-        if worker not in self._steps or line is None:
-            return False
-        batches = self._steps[worker]
-        seconds = line.seconds(batches * self.reference * self._row_samples) - measured.exchange_s
-        self._step_s[worker] = max(seconds, ROUNDING) / batches
+    def trained(self, worker: str, samples: int, compute_s: float, push_s: float) -> None:
+        """Record a task. One is enough to know a speed: a slow worker would need the whole training for several."""
+        if push_s > 0:
+            self._pushes.setdefault(worker, deque(maxlen=RECENT)).append(push_s)
+        if worker not in self._steps or compute_s <= 0:
+            return
+        batches = -(-samples // (self.reference * self._row_samples))
+        recent = self._recent.setdefault(worker, deque(maxlen=RECENT))
+        recent.append(compute_s / batches)
+        self._step_s[worker] = median_low(recent)  # of two the shorter: the first one has compiled
         if self._most is None:
             self._steps[worker] = self._apart(worker)
         else:
             fastest = min(self._step_s.values())
             for name, own in self._step_s.items():
                 self._steps[name] = max(1, math.floor(self._most * fastest / own + ROUNDING))
-        return self._steps != before
 
     def _apart(self, worker: str) -> int:
         """Return the steps with which a push takes a tenth of the time between two of them."""

@@ -7,22 +7,18 @@ import pytest
 from nfdt.schedulers.local_steps import LocalStepSizes
 from nfdt.schedulers.sources import SizedTasks
 from nfdt.schedulers.tasks import Position, TaskPlan
-from nfdt.schedulers.throughput import Speeds
 
 BATCH = 32
 
 
 def measured(sizes, step_s, pushes=None, tasks=8):
     """Let each worker make some tasks at its speed, in turn."""
-    speeds = Speeds()
     for worker in step_s:
         sizes.joined(worker)
     for _ in range(tasks):
         for worker, seconds in step_s.items():
             rows = sizes.of(worker)
-            speeds.measured(worker, rows, rows / BATCH * seconds)
-            sizes.pushed(worker, (pushes or {}).get(worker, 0.0))
-            sizes.stepped(worker, speeds)
+            sizes.trained(worker, rows, rows / BATCH * seconds, (pushes or {}).get(worker, 0.0))
     return sizes
 
 
@@ -33,6 +29,19 @@ def test_the_fastest_makes_all_steps_and_others_in_proportion():
     sizes.left("a")
     sizes.left("unknown")
     assert "a" not in sizes.steps
+
+
+def test_one_task_shows_a_speed_and_the_first_one_counts_least():
+    sizes = measured(LocalStepSizes(BATCH, 16), {"a": 0.01, "b": 0.04}, tasks=1)
+    assert sizes.steps == {"a": 16, "b": 4}
+    slow_start = LocalStepSizes(BATCH, 16)
+    for worker in ("a", "b"):
+        slow_start.joined(worker)
+        for seconds in (9.0 if worker == "a" else 0.1, 0.1):
+            slow_start.trained(worker, BATCH, seconds, 0.0)
+    assert slow_start.steps == {"a": 16, "b": 16}
+    slow_start.trained("unknown", BATCH, 0.1, 0.0)
+    assert "unknown" not in slow_start.steps
 
 
 def test_before_any_measurement_all_make_as_many():
