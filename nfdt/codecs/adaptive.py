@@ -154,9 +154,10 @@ class AdaptiveWidth:
         size: Number of elements of the model.
         error_budget: Maximum omega of a codec that may be chosen.
         pipelined: Whether the worker computes while it exchanges, and gains nothing by a shorter exchange then.
-        narrow: Begin with the narrowest codec that the error budget allows. For exchanges so rare and long that the
-            first ones, before the link is known, would take as long as the training. A delta of weights that has been
-            encoded so does not show what it has lost; until a wider one shows it, it counts as much as in pushes.
+        narrow: Begin with the narrowest codec that the error budget allows, and choose between it and the next wider
+            one. For exchanges so rare and long that the first ones, before the link is known, would take as long as the
+            training; what coding takes does not matter then. A delta of weights that has been encoded so does not show
+            what it has lost; until a wider one shows it, it counts as much as in pushes.
     """
 
     def __init__(
@@ -202,8 +203,7 @@ class AdaptiveWidth:
         self._push_losses.update(losses)
         if self._narrow and not self._link.known:
             self._reply_losses = {**losses, **self._reply_losses}
-            narrowest = next(name for name in reversed(self._bytes) if name in self._affordable(self._push_losses))
-            self._chosen = narrowest, narrowest
+            self._chosen = (self._candidates(self._push_losses)[-1],) * 2
 
     def lost_in_replies(self, losses: Mapping[str, CodecLoss]) -> None:
         """Update the costs of these codecs for deltas of weights.
@@ -219,14 +219,15 @@ class AdaptiveWidth:
         """Return a codec of another size, preferably a narrower one, because a wide one takes longer."""
         if name == self._probe:
             return self._narrowest if self._narrowest in self._affordable(losses) else self._wider
-        return self._wider if name == self._narrowest and self._probes % 4 == 0 else self._probe
+        wider = name == self._narrowest and self._probes % 4 == 0 and not self._narrow
+        return self._wider if wider else self._probe
 
     def _decide(self) -> Decision | None:
         """Return a decision for other codecs; None to keep those in use."""
         if not self._link.known or not self._compute or self._chosen[1] not in self._reply_losses:
             return None
         link, compute_s = self._link.link(), statistics.median(self._compute)
-        pairs = itertools.product(self._affordable(self._push_losses), self._affordable(self._reply_losses))
+        pairs = itertools.product(self._candidates(self._push_losses), self._candidates(self._reply_losses))
         costs = {pair: self._cost(link, compute_s, *pair) for pair in pairs}
         now = self._chosen
         best = min(costs, key=lambda pair: costs[pair])
@@ -236,6 +237,10 @@ class AdaptiveWidth:
             return None
         self._chosen = best
         return Decision(*best, self._seconds(link, compute_s, *best), before, compute_s, link)
+
+    def _candidates(self, losses: Mapping[str, CodecLoss]) -> list[str]:
+        """Return the codecs to choose from, the widest first."""
+        return self._affordable(losses)[-2:] if self._narrow else self._affordable(losses)
 
     def _affordable(self, losses: Mapping[str, CodecLoss]) -> list[str]:
         return [name for name in self._bytes if name in losses and losses[name].error <= self._budget]

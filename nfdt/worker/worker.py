@@ -51,7 +51,7 @@ TakeRows = Callable[[pb.TakeRowsRequest], pb.TakeRowsReply]
 CallNext = Callable[[pb.NextRequest], pb.NextReply]
 Answer = TypeVar("Answer")
 WAIT_S = 10.0
-STATE_SHARE = 0.1  # of the time, in which the variables of optimizers that step here may travel
+STATE_SHARE = 0.03  # of the time, in which the variables of optimizers that step here may travel
 
 
 class Worker(LoopDriver):
@@ -226,12 +226,16 @@ class Worker(LoopDriver):
         return ins.Report()
 
     def _may_report_optimizers(self) -> bool:
-        """Whether the variables of optimizers that step here travel in a small share of the time, there and back."""
+        """Whether the variables of optimizers that step here travel in a small share of the time, there and back.
+
+        All workers report together, over the one link of the server.
+        """
         if self._own is None:
             return True
         statistics, now = self._loop.statistics, time.perf_counter()
         travelled = self._client.bytes_sent + self._client.bytes_received
-        needs_s = 2 * self._job.of_optimizers[1] / max(travelled, 1) * statistics.push_s
+        moved = 2 * self.spec.cluster.workers * self._job.of_optimizers[1]
+        needs_s = moved / max(travelled, 1) * statistics.push_s
         if needs_s > STATE_SHARE * (now - self._reported_at):
             return False
         self._reported_at = now
