@@ -10,7 +10,7 @@ from typing import Any
 
 from nfdt.core.specs.callbacks import CallbacksSpec
 from nfdt.core.specs.job import JobSpec
-from nfdt.core.work.statistics import FIRST_LOSS
+from nfdt.core.work.statistics import FIRST_LOSS, step_totals
 from nfdt.jobserver.job_core import ActiveTraining, JobCore
 from nfdt.jobserver.topologies.groups import RECENT, RING
 
@@ -189,13 +189,14 @@ def merge_statistics(
         shards: Counts of each shard, with ``workers``: {name: {pushes, duplicates, dropped, staleness}}.
 
     Returns:
-        Entries of the workers; ``duplicates`` is the sum over shards, ``dropped`` the maximum over shards, and
-        ``staleness`` that of the shards if the worker reported none (it died before its first report).
+        Entries of the workers; one that has reported nothing has zeros. ``duplicates`` is the sum over shards,
+        ``dropped`` the maximum over shards, and ``staleness`` that of the shards if the worker reported none (it died
+        before its first report).
     """
     merged: dict[str, dict[str, Any]] = {}
     for name, row in workers.items():
         counts = [shard.get("workers", {}).get(name, {}) for shard in shards]
-        total = {**row, "duplicates": sum(int(c.get("duplicates", 0)) for c in counts)}
+        total = {**step_totals(0, 0, 0.0, 0.0), **row, "duplicates": sum(int(c.get("duplicates", 0)) for c in counts)}
         for private in (RECENT, RING):
             total.pop(private, None)
         if dropped := [int(c["dropped"]) for c in counts if "dropped" in c]:

@@ -102,7 +102,7 @@ print(json.dumps(dict(
     accuracy=history.history["val_accuracy"][-1], iterations=int(model.optimizer.iterations),
     rate=float(model.optimizer.learning_rate), velocity=float(np.abs(model.optimizer.variables[2]).sum()),
     samples=sum(row["samples"] for row in history.nfdt.values()),
-    sizes=[row["batch_sizes"] for row in history.nfdt.values()],
+    sizes=[row.get("batch_sizes", {}) for row in history.nfdt.values()],
 )))
 """
 
