@@ -1,5 +1,7 @@
 import asyncio
 import queue
+import subprocess
+import sys
 import threading
 import traceback
 from collections.abc import Iterator
@@ -71,6 +73,21 @@ def address(request, servicer: Answers) -> Iterator[str]:
 def call(address: str, token: str = "secret", **kwargs) -> jobs_pb2.JobDescription:
     with open_channel(address, token, **kwargs) as channel, translated(address):
         return jobs_pb2_grpc.JobsStub(channel).Show(jobs_pb2.JobRef(job_id="x"), timeout=10)
+
+
+def test_a_process_that_has_run_a_loop_of_its_own_may_have_servers():
+    program = """
+import asyncio
+from nfdt.core.wire.channel import make_server
+
+asyncio.run(asyncio.sleep(0))  # leaves this thread without a loop
+server, address = make_server("127.0.0.1:0", authenticate=lambda method, token: True, most_calls=64)
+server.start()
+server.stop(None).wait()
+print("served", address)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.stdout.startswith("served 127.0.0.1:"), done.stderr
 
 
 def test_the_token_reaches_the_server(address):

@@ -29,8 +29,14 @@ _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 def rpc_loop() -> asyncio.AbstractEventLoop:
     """Return the event loop of all servers of this process, on a thread of its own; grpcio supports no second one."""
     loop = asyncio.new_event_loop()
-    grpc.aio.init_grpc_aio()  # type: ignore[attr-defined]  # else the end of the last server closes what the loop still reads
-    threading.Thread(target=loop.run_forever, name="rpc loop", daemon=True).start()
+
+    def run() -> None:
+        asyncio.set_event_loop(loop)  # the caller's thread may have none
+        # Else the end of the last server closes what the loop still reads.
+        grpc.aio.init_grpc_aio()  # type: ignore[attr-defined]
+        loop.run_forever()
+
+    threading.Thread(target=run, name="rpc loop", daemon=True).start()
     return loop
 
 
