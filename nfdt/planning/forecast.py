@@ -126,8 +126,8 @@ def measured_cluster(workers: Mapping[str, Mapping[str, Any]]) -> Cluster | None
 def planned_preset(algorithm: AlgorithmSpec, cluster: Cluster) -> PlannedPreset:
     """Return the choice on the axes of the cost model."""
     facts = algorithm.consistency_facts
-    if facts.synchronous:
-        return PlannedPreset(algorithm.consistency, algorithm.batch)
+    if facts.synchronous:  # rounds of local steps are divided by speed
+        return PlannedPreset(algorithm.consistency, "dbs" if algorithm.exchange_facts.local else algorithm.batch)
     if algorithm.topology_facts.grouped:
         seconds = [worker.step.seconds(cluster.local_batch) for worker in cluster.workers]
         count = wanted_groups(algorithm.groups)
@@ -221,6 +221,8 @@ def exchanging_rarely(cluster: Cluster, algorithm: AlgorithmSpec) -> Cluster:
     if algorithm.local_steps == "auto":
         wanted = [w.exchange_s / EXCHANGE_SHARE / step_s for w, step_s in zip(cluster.workers, steps_s, strict=True)]
         counts = [min(max(1, math.ceil(count)), MOST_LOCAL_STEPS) for count in wanted]
+    elif algorithm.consistency_facts.synchronous:
+        counts = [algorithm.fixed_steps] * len(steps_s)
     else:
         counts = [max(1, math.floor(algorithm.fixed_steps * min(steps_s) / step_s)) for step_s in steps_s]
     workers = [
