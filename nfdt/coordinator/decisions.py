@@ -366,6 +366,7 @@ class Decisions:
 
     def renew(self, spec: JobSpec, sizes: LocalSizes | None) -> None:
         """Continue between two epochs with other workers and another preset."""
+        self._spec = spec
         self.speeds.renew(spec, sizes)
         self.leases.renew(spec)
         self.plan.renew(spec)

@@ -260,14 +260,16 @@ def _part(worker: WorkerCost, load: float, batch: int, algorithm: AlgorithmSpec)
     if not algorithm.codec_facts.adaptive:
         return (_size(algorithm.codec, algorithm.top_k) + _size(algorithm.codec_of_replies, algorithm.top_k)) / 2
 
+    local = algorithm.exchange_facts.local
+
     def cost(name: str) -> float:
         compute_s = worker.step.seconds(batch)
         exchange_s = worker.exchange_s + worker.travel_s * (load * _size(name) - 1)
-        seconds = max(compute_s, exchange_s) if algorithm.overlap else compute_s + exchange_s
+        seconds = max(compute_s, exchange_s) if algorithm.overlap and not local else compute_s + exchange_s
         return seconds * (1 + ERRORS[name]) ** 2
 
     affordable = [codec.name for codec in WIDTHS if ERRORS[codec.name] <= algorithm.error_budget]
-    return _size(min(affordable, key=cost))
+    return _size(min(affordable[-2:] if local else affordable, key=cost))
 
 
 def _size(codec: str, top_k: float = 0.0) -> float:
