@@ -326,6 +326,11 @@ class Coordinator(EpochSequence):
         run = self.run
         return run is not None and run.current is run.training and not run.training.book.remaining
 
-    def speeds(self) -> dict[str, dict[str, Any]]:
-        """Return each worker's last known speed: samples per second, seconds per step and per exchange, batch size."""
-        return dict(self._decisions.speeds.described)
+    def measured(self) -> dict[str, dict[str, Any]]:
+        """Return of each worker, also lost ones, how much it has trained, and its last known speed.
+
+        ``samples``: Of tasks that it finished: one that several workers computed counts once. ``samples_per_s``,
+        ``step_s``, ``step_exchange_s`` and ``batch_size`` once they are known.
+        """
+        tracker = self._decisions.speeds
+        return {name: {"samples": count, **tracker.described.get(name, {})} for name, count in tracker.trained.items()}

@@ -260,7 +260,9 @@ class TrainingPhase:
             self._decisions.speeds.stepped(member.name, task.samples, report.times.get(task.task, unmeasured))
         self._divide()
         logs = report.logs if report.epoch == self._begin.epoch else {}
-        self.logs.add(member.name, sum(t.samples for t in tasks), logs)
+        trained = sum(t.samples for t in tasks)
+        self._decisions.speeds.trained[name] += trained
+        self.logs.add(name, trained, logs)
         return True
 
     def _finish(self, worker: str, task: int, samples: int | None) -> Task | None:
@@ -280,7 +282,10 @@ class TrainingPhase:
         doubtful = self.book.doubtful(worker)
         lacking = [task for task in doubtful if not (applied and all(task in shard for shard in applied))]
         self.metrics.repeated(worker, lacking)
-        return self.book.resolve(worker, applied)
+        before = self.book.samples_finished
+        finished = self.book.resolve(worker, applied)
+        self._decisions.speeds.trained[worker] += self.book.samples_finished - before
+        return finished
 
     def rewind(self) -> int:
         """Requeue what the shards have lost; return its samples."""

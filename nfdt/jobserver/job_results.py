@@ -146,9 +146,9 @@ class JobResults:
 
     def _statistics(self, shards: Any) -> dict[str, dict[str, Any]]:
         def rows() -> dict[str, dict[str, Any]]:
-            speeds = self._training.coordinator.speeds()
+            measured = self._training.coordinator.measured()
             return {
-                name: {**job_slot.details, **job_slot.report, **speeds.get(name, {})}
+                name: {**job_slot.details, **job_slot.report, **measured.get(name, {})}
                 for name, job_slot in self._core.slots.workers.items()
             }
 

@@ -183,9 +183,9 @@ class SimulatedJob:
 
     def worker_statistics(self) -> dict[str, dict[str, Any]]:
         """Return the workers' totals so far."""
-        speeds, codec = self.coordinator.speeds(), self.spec.algorithm.codec
+        measured, codec = self.coordinator.measured(), self.spec.algorithm.codec
         return {
-            name: {**json.loads(worker.statistics.to_json(worker.client, codec)), **speeds.get(name, {})}
+            name: {**json.loads(worker.statistics.to_json(worker.client, codec)), **measured.get(name, {})}
             for name, worker in self._roster.workers.items()
         }
 

@@ -182,7 +182,7 @@ def test_dynamic_batches_even_step_times_out_under_a_constant_total(preset, over
     second = [s for s in cluster.steps if s[1] > max(cluster.ends[0].values())]
     times = [mean(s[3] for s in second if s[0] == f"worker-{i}") for i in range(4)]
     assert max(times) < 1.15 * min(times)
-    assert {w: row["batch_size"] for w, row in cluster.coordinator.speeds().items()} == {
+    assert {w: row["batch_size"] for w, row in cluster.coordinator.measured().items()} == {
         "worker-0": 26,
         "worker-1": 26,
         "worker-2": 6,

@@ -154,11 +154,11 @@ def test_data_that_no_client_feeds_have_no_credit():
 
 def test_what_is_known_of_speeds_outlives_the_workers():
     cluster = started(job(workers=2, samples=400))
-    assert cluster.coordinator.speeds() == {}
+    assert cluster.coordinator.measured() == {}
     cluster.run()
-    assert set(cluster.coordinator.speeds()) == {A, B}
+    assert set(cluster.coordinator.measured()) == {A, B}
     cluster.kill(B)
-    assert set(cluster.coordinator.speeds()) == {A, B}
+    assert set(cluster.coordinator.measured()) == {A, B}
 
 
 def test_an_epoch_is_validated_on_the_state_that_was_merged_at_its_end():

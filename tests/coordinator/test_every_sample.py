@@ -99,6 +99,12 @@ def act(cluster, moves, kill_at=(), silent_at=None):
     cluster.run()
 
 
+def check_counts(cluster):
+    """Each sample is counted for one worker."""
+    counted = sum(row["samples"] for row in cluster.coordinator.measured().values())
+    assert counted == sum(end["samples"] for end in cluster.of("epoch_end"))
+
+
 MOVES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), min_size=30, max_size=120)
 KILLS = st.sets(st.integers(0, 60), max_size=6)
 
@@ -115,6 +121,7 @@ def test_exactly_once_when_nothing_fails(preset, overrides, shape, moves):
         assert end["samples"] == end["logs"]["seen"] == cluster.trained[end["epoch"]].total()
         assert end["val_logs"] == ({"rows": float(shape["validation"])} if shape["validation"] else None)
     assert len(cluster.of("epoch_end")) == spec.fit.epochs
+    check_counts(cluster)
     assert cluster.all_left()
 
 
@@ -131,6 +138,7 @@ def test_at_least_once_when_workers_are_killed(preset, overrides, shape, moves, 
         trained = cluster.trained[end["epoch"]]
         assert end["samples"] == len(trained)
         assert end["val_logs"] == ({"rows": float(shape["validation"])} if shape["validation"] else None)
+    check_counts(cluster)
     again = Counter(task.task for _, task in cluster.pushes)
     assert again.total() - len(again) <= requeued
 
@@ -144,6 +152,7 @@ def test_shards_that_apply_each_task_once_have_each_row_once_whoever_falls_silen
     cluster = started(spec)
     act(cluster, moves, silent_at=silences)
     check_rows(spec, cluster)
+    check_counts(cluster)
     applied = {(task.task, task.part): task for _, task in cluster.pushes}
     assert set(Counter(row for task in applied.values() for row in cluster.rows(task)).values()) == {1}
     for end in cluster.of("epoch_end"):

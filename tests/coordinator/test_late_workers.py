@@ -116,6 +116,7 @@ def test_what_a_silent_worker_pushed_late_does_not_count_and_it_takes_part_again
     assert isinstance(finish(cluster, A), BeginEpoch)
     cluster.run()
     assert [end["samples"] for end in cluster.of("epoch_end")] == [8, 8]
+    assert sum(row["samples"] for row in cluster.coordinator.measured().values()) == 16
     assert cluster.all_left()
 
 

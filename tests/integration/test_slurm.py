@@ -18,14 +18,13 @@ NFDT = Path(sys.executable).with_name("nfdt")
 PATH = f"{NFDT.parent}:{os.environ['PATH']}"
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 
-# Whole batches: the first short one is compiled, and on a busy machine another worker computes it as well meanwhile.
 TRAIN = (
     DIGITS
     + """
 import os
 assert os.environ["NFDT_RENDEZVOUS_DIR"]
 model = build()
-history = model.fit(x[:1472], y[:1472], batch_size=32, epochs=2, verbose=0)
+history = model.fit(x[:1500], y[:1500], batch_size=32, epochs=2, verbose=0)
 workers = history.nfdt
 samples = sum(w["samples"] for w in workers.values())
 print(json.dumps(dict(loss=history.history["loss"], workers=len(workers), samples=samples, args=sys.argv[1:])))
@@ -60,7 +59,7 @@ def trained(text):
 def test_srun_trains_on_two_machines(slurm, script, tmp_path):
     done = run(slurm, tmp_path, "srun", "--nodes=2", "--ntasks=3", "nfdt", "mpi", script, "--flag", "a b")
     got = trained(done.stdout)
-    assert (got["workers"], got["samples"], got["args"]) == (2, 2944, ["--flag", "a b"])
+    assert (got["workers"], got["samples"], got["args"]) == (2, 3000, ["--flag", "a b"])
     assert got["loss"][1] < got["loss"][0]
     assert list((tmp_path / "rendezvous").iterdir()) == [], "nothing of the launch remains"
 
@@ -70,7 +69,7 @@ def test_the_parts_of_a_heterogeneous_job_are_one_launch(slurm, script, tmp_path
     first = ["srun", "--ntasks=1", "--cpus-per-task=1", "--nodelist=node0", "nfdt", "mpi", script]
     second = ["--ntasks=2", "--cpus-per-task=3", "--nodelist=node1", "nfdt", "mpi", script]
     got = trained(run(slurm, tmp_path, *first, ":", *second).stdout)
-    assert (got["workers"], got["samples"]) == (2, 2944)
+    assert (got["workers"], got["samples"]) == (2, 3000)
 
 
 @pytest.mark.long
@@ -81,7 +80,7 @@ def test_the_example_trains(slurm, script, tmp_path, name):
     fields = slurm.await_state(submitted.stdout.strip(), "COMPLETED", "FAILED")
     text = Path(fields["StdOut"]).read_text()
     assert fields["JobState"] == "COMPLETED", text
-    assert trained(text)["samples"] == 2944
+    assert trained(text)["samples"] == 3000
 
 
 RESUMED = (
@@ -101,7 +100,7 @@ class Note(keras.callbacks.Callback):
             subprocess.run(sys.argv[2].split() + [os.environ["SLURM_JOB_ID"]], check=False)  # SIGTERM ends it too
 model = build()
 backup = keras.callbacks.BackupAndRestore(folder / "backup")
-history = model.fit(x[:1472], y[:1472], batch_size=32, epochs=3, verbose=0, callbacks=[backup, Note()])
+history = model.fit(x[:1500], y[:1500], batch_size=32, epochs=3, verbose=0, callbacks=[backup, Note()])
 print(json.dumps(dict(epochs=history.epoch, iterations=int(model.optimizer.iterations))))
 """
 )

@@ -313,7 +313,7 @@ class _Job:
             [store.statistics() for store in self.stores],
             self.events,
             self.done,
-            self.coordinator.speeds(),
+            self.coordinator.measured(),
             [client.codecs for client in self.clients],
             [(client.bytes_sent, client.bytes_received) for client in self.clients],
             self.coordinator.merger.metrics,
