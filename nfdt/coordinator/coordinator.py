@@ -329,8 +329,9 @@ class Coordinator(EpochSequence):
     def measured(self) -> dict[str, dict[str, Any]]:
         """Return of each worker, also lost ones, how much it has trained, and its last known speed.
 
-        ``samples``: Of tasks that it finished: one that several workers computed counts once. ``samples_per_s``,
-        ``step_s``, ``step_exchange_s`` and ``batch_size`` once they are known.
+        ``samples``: Of tasks that it finished, up to the current epoch: one that several workers computed counts once.
+        ``samples_per_s``, ``step_s``, ``step_exchange_s`` and ``batch_size`` once they are known.
         """
-        tracker = self._decisions.speeds
-        return {name: {"samples": count, **tracker.described.get(name, {})} for name, count in tracker.trained.items()}
+        trained = self.trained + self.run.training.trained if self.run is not None else self.trained
+        described = self._decisions.speeds.described
+        return {name: {"samples": count, **described.get(name, {})} for name, count in trained.items()}

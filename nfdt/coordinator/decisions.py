@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -88,7 +87,6 @@ class SpeedTracker:
         sizes: Batch sizes that differ between workers, if the job has them.
         speeds: Step times of the workers.
         described: Last description of each worker, including lost ones.
-        trained: Number of samples of the tasks that each worker has finished, each task counted for one worker.
         throttle: Limits how often the speeds are reported.
     """
 
@@ -96,7 +94,6 @@ class SpeedTracker:
         self.sizes = sizes or batch_sizes(spec)
         self.speeds = Speeds()
         self.described: dict[str, dict[str, Any]] = {}
-        self.trained = Counter[str]()
         self._reference = spec.fit.batch_size
         self._row_samples = 1 if spec.train.sized else spec.fit.batch_size
         self.throttle = Throttle(REPORT_EVERY_S)

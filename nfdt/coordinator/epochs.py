@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from nfdt.coordinator.decisions import Decisions
@@ -103,6 +104,7 @@ class EpochSequence:
         epochs_ended: Number of epochs that have ended, those before the job's first one included.
         began_at: Time at which workers began the current epoch, or the last one.
         epoch_s: Duration of the last epoch, in seconds.
+        trained: Number of samples of each worker in the epochs that have ended.
         run: The current epoch; None between two epochs.
         ahead: The next epoch, which workers train while the current one is validated, or its client has not permitted
             the next; None: it has not begun. It becomes the current one, or is dropped without a trace.
@@ -127,6 +129,7 @@ class EpochSequence:
         spec = planner.spec
         self.epoch = self.epochs_ended = spec.fit.initial_epoch
         self.epoch_s = 0.0
+        self.trained = Counter[str]()
         self._feed = StreamFeed(planner)
         self.run: EpochRun | None = None
         self.ahead: EpochRun | None = None
@@ -270,6 +273,7 @@ class EpochSequence:
         self.epoch_s, self.epochs_ended = self._clock.now() - self.began_at, self.epoch + 1
         if self.ahead is not None:
             self.began_at = self._ahead_at
+        self.trained += run.training.trained
         decision = run.finish(self.epoch_s)
         self._effects.add(EpochDone(self.epoch, decision))
         if decision is not None:

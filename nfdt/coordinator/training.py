@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from nfdt.coordinator.decisions import Decisions, lease_s
@@ -100,6 +101,9 @@ class TrainingPhase:
         members: Workers of the job.
         ranks: Preferred part of a round for each worker; may change from round to round.
         gate: Gate at which the epoch pauses for the client.
+
+    Attributes:
+        trained: Number of samples of the tasks that each worker has finished, each task counted for one worker.
     """
 
     name = "train"
@@ -114,7 +118,7 @@ class TrainingPhase:
         gate: Gate,
     ) -> None:
         self.book = book
-        self.logs, self.metrics = RunningLogs(), EpochMetrics()
+        self.logs, self.metrics, self.trained = RunningLogs(), EpochMetrics(), Counter[str]()
         self.gate = gate
         self._begin = begin
         self._policy = decisions.policy
@@ -261,7 +265,7 @@ class TrainingPhase:
         self._divide()
         logs = report.logs if report.epoch == self._begin.epoch else {}
         trained = sum(t.samples for t in tasks)
-        self._decisions.speeds.trained[name] += trained
+        self.trained[name] += trained
         self.logs.add(name, trained, logs)
         return True
 
@@ -284,7 +288,7 @@ class TrainingPhase:
         self.metrics.repeated(worker, lacking)
         before = self.book.samples_finished
         finished = self.book.resolve(worker, applied)
-        self._decisions.speeds.trained[worker] += self.book.samples_finished - before
+        self.trained[worker] += self.book.samples_finished - before
         return finished
 
     def rewind(self) -> int:

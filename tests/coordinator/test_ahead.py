@@ -141,6 +141,7 @@ def test_an_epoch_that_is_dropped_begins_again_with_the_same_tasks(loses):
     again = [push.task for push in cluster.shards[0].lineage if push.epoch]
     assert {task.task for task in first} <= {task.task for task in again}
     assert cluster.of("epoch_end")[1]["samples"] == 20
+    assert sum(row["samples"] for row in cluster.coordinator.measured().values()) == 40
     assert cluster.redone == 0
     assert all([epoch for epoch, _ in worker.begun].count(1) <= 2 for worker in cluster.workers.values())
 

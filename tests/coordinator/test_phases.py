@@ -1,6 +1,5 @@
 """Calls of the training phase to the consistency policy and the speeds, from workers' reports."""
 
-from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -45,7 +44,6 @@ class Phase:
             ),
             plan=SimpleNamespace(overlap=1),
             speeds=SimpleNamespace(
-                trained=Counter(),
                 stepped=lambda worker, samples, time: self.stepped.append((samples, time)),
                 step_s=lambda worker: None,
                 look=lambda now: None,
