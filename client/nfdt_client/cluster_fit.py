@@ -9,7 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from nfdt.core.errors import NfdtError, ServerUnreachable, UnreadableData, UsageError
+from nfdt.core.errors import CaptureError, NfdtError, ServerUnreachable, UnreadableData, UsageError
+from nfdt.core.specs.job import JobSpec
 from nfdt.model.backends.embedding import zero_rows
 from nfdt.model.keras_internals import data as keras_data
 from nfdt.model.keras_internals import models as keras_models
@@ -29,6 +30,7 @@ from nfdt_client.kept_state import describe_kept, keep_failure
 from nfdt_client.local_fit import Fallback
 from nfdt_client.mirror import Fit, Mirror, Validation, begin_epoch, finalize
 from nfdt_client.model_state import ModelState
+from nfdt_client.options import Options
 from nfdt_client.outside import OF_CODE, OF_DATASET, OF_SCHEDULE, ChangedData, Outside
 from nfdt_client.program_checks import (
     check_batch,
@@ -76,8 +78,26 @@ def run_fit(session: JobSession, model: Any, arguments: dict[str, Any], fallback
     pauses = batch_hooks.plan_pauses(hooks, options.algorithm, each, size, session.logged)
 
     def train(board: Board | None) -> FitRecord:
+        record, following = train_from(initial_epoch, board, options)
+        if following is None:
+            return record
+        begin_epoch(model, listeners, following)
+        local = replace(options, algorithm=options.algorithm.with_local_steps() or options.algorithm)
+        try:
+            more, _ = train_from(following, board, local, before=record)
+        except (UsageError, CaptureError) as error:  # before anything is sent
+            if trained_before(error):
+                raise
+            logger.warning("The workers go on to exchange after every step: %s", error)
+            more, _ = train_from(following, board, options, before=record)
+        return record.followed_by(more)
+
+    def train_from(
+        first: int, board: Board | None, options: Options, before: FitRecord | None = None
+    ) -> tuple[FitRecord, int | None]:
+        """Train from an epoch on; return the record of the job and the epoch with which another one goes on."""
         captured.renew()
-        submission, packed = prepare(session, captured, batch, initial_epoch, interactive=True)
+        submission, packed = prepare(session, captured, batch, first, options, interactive=True)
         tables.check_fit(packed.manifest, listeners, validates_here=captured.local_validation is not None)
         job = session.start(replace(submission, name=name), packed.manifest)
         # They hold the values that the variables have now, and so would keep them beside the trained ones.
@@ -87,7 +107,7 @@ def run_fit(session: JobSession, model: Any, arguments: dict[str, Any], fallback
             model,
             listeners,
             ModelState.of(model, packed.manifest, _outside(captured, packed)),
-            initial_epoch,
+            first,
             captured.epochs,
             steps_per_execution=size,
             steps_per_epoch=captured.steps_per_epoch,
@@ -99,12 +119,14 @@ def run_fit(session: JobSession, model: Any, arguments: dict[str, Any], fallback
             validate=validate,
             validation_steps=captured.validation.batches if captured.validation is not None else 0,
             board=board,
+            may_change=before is None and not name and pauses is None and _may_change(submission.spec),
             log_groups=packed.log_groups,
         )
         data = captured.train
         feed = partial(session.make_feeder, job, data.epoch, data.rewind) if isinstance(data, Stream) else None
+        mirror = Mirror(fit, job, feed)
         try:
-            return Mirror(fit, job, feed).run()
+            return mirror.run(), mirror.following
         except Exception as error:
             _keep_failure(session, job, error)
             raise
@@ -138,20 +160,28 @@ def submit_fit(session: JobSession, model: Any, arguments: dict[str, Any]) -> Jo
     if initial_epoch >= captured.epochs:
         raise UsageError(f"submit: expected epochs above {initial_epoch}. Received: {captured.epochs}.")
     captured.callbacks = begin_callbacks(checked, model, initial_epoch)
-    submission, _ = prepare(session, captured, batch, initial_epoch, interactive=False)
+    submission, _ = prepare(session, captured, batch, initial_epoch, session.options, interactive=False)
     job_id = session.send(replace(submission, name=next(session.names))).job_id
     return JobHandle(job_id, session.release_connection())
 
 
+def _may_change(spec: JobSpec) -> bool:
+    """Whether a job may end with an epoch, so that one with local steps trains those that are left."""
+    whole = spec.train.kind == "arrays" and spec.fit.steps_per_epoch is None
+    return whole and spec.algorithm.plan == "topology" and spec.algorithm.with_local_steps() is not None
+
+
 def prepare(
-    session: JobSession, captured: Capture, batch: Any, initial_epoch: int, *, interactive: bool
+    session: JobSession, captured: Capture, batch: Any, initial_epoch: int, options: Options, *, interactive: bool
 ) -> tuple[Submission, PackedProgram]:
     """Pack the model and check that the server accepts the job, before anything is uploaded.
+
+    ``options`` are the session's, or have another algorithm.
 
     Returns:
         The job with its artifacts, and its program.
     """
-    algorithm = session.options.algorithm
+    algorithm = options.algorithm
     sources = list(captured.changeable) if interactive else ()
     packed = pack(captured.model, batch, sources=sources, sparse=algorithm.rows, outer=algorithm.outer_optimizer)
     check_rows(packed.manifest, algorithm)
@@ -168,7 +198,7 @@ def prepare(
         cluster = cluster.model_copy(update={"epoch_overlap": False})
     check_local_optimizers(captured.model, packed.manifest, algorithm, [] if interactive else schedulers)
     submission = specify(
-        captured, packed, session.options, cluster=cluster, initial_epoch=initial_epoch, interactive=interactive
+        captured, packed, options, cluster=cluster, initial_epoch=initial_epoch, interactive=interactive
     )
     return submission, packed
 

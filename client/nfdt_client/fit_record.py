@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
+
+_COUNTS = {"samples", "steps", "seconds", "compute_s", "exchange_s", "wait_s", "dropped", "duplicates"}
+_COUNTS |= {"bytes_sent", "bytes_received"}
+_HISTOGRAMS = {"staleness", "batch_sizes"}
 
 
 class FitRecord(dict[str, Any]):
@@ -32,6 +37,11 @@ class FitRecord(dict[str, Any]):
         self.where, self.reason = where, reason
         self.data: dict[str, str] = {}
 
+    def followed_by(self, later: FitRecord) -> FitRecord:
+        """Return the record of a fit that two jobs have trained, one after the other, with the counts of both."""
+        workers = {name: _added(self.get(name, {}), later.get(name, {})) for name in {**self, **later}}
+        return FitRecord(workers, self.redone_samples + later.redone_samples, where=later.where, reason=later.reason)
+
     def __missing__(self, name: str) -> Any:
         if name in ("where", "reason"):
             return getattr(self, name)
@@ -43,3 +53,13 @@ class FitRecord(dict[str, Any]):
             return self[name]
         except KeyError:
             return default
+
+
+def _added(before: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a worker's later statistics, whose counts include those of before."""
+    added = {**before, **later}
+    for name in _COUNTS & before.keys() & later.keys():
+        added[name] = before[name] + later[name]
+    for name in _HISTOGRAMS & before.keys() & later.keys():
+        added[name] = dict(Counter(before[name]) + Counter(later[name]))
+    return added

@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 Logs = dict[str, Any]
 Validation = Callable[[int], Logs | None]
 """Validation in this process after an epoch; returns logs, without prefix, or None in an epoch without validation."""
+CHANGE_S = 20.0  # in which one job ends and another one begins, whose workers take local steps
 REFRESH_FACTOR = 9.0  # pause between two refreshes, in durations of one
 
 
@@ -57,6 +58,7 @@ class Fit:
         validate: Validation in this process; None if the workers validate or there is no validation.
         validation_steps: Batches of the workers' validation, for the test hooks; 0 when there is none.
         board: Writes the epochs for TensorBoard; None: no files.
+        may_change: Whether another job may train the epochs that are left, with local steps.
         log_groups: Names of the dictionaries within the logs of ``train_step`` that hold a log, by its name.
     """
 
@@ -74,6 +76,7 @@ class Fit:
     validate: Validation | None = None
     validation_steps: int = 0
     board: Board | None = None
+    may_change: bool = False
     log_groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -97,10 +100,15 @@ class Mirror:
         fit: The call.
         job: The job, submitted.
         feed: Makes the feeder of a job whose batches come from this process, one for each server.
+
+    Attributes:
+        following: After :meth:`run`, the epoch with which another job goes on with local steps; None: the fit is over.
     """
 
     def __init__(self, fit: Fit, job: InteractiveJob, feed: Callable[[], Feeder] | None = None) -> None:
         self._fit, self._job = fit, job
+        self.following: int | None = None
+        self._waiting_share = 0.0  # of a step, in which workers wait for slow links
         self._control = JobControl(job, fit.state, feed, fit.initial_epoch, contents=fit.contents)
         self._validated: Mapping[int, Mapping[str, Any]] = {}  # validations of replayed epochs in an earlier script
         self._closed = fit.initial_epoch - 1  # last epoch whose end the callbacks have seen
@@ -199,6 +207,7 @@ class Mirror:
             "shard_lost": lambda d: logger.warning("%s is lost: %s", d.get("shard"), d.get("reason")),
             "shards_restored": self._on_shards_restored,
             "stalled": lambda d: logger.warning("%s", describe_stall(d)),
+            "slow_links": self._on_slow_links,
             "log": self._on_log,
             "plan": lambda d: print(f"plan: {d.get('reason')}", file=sys.stderr),
         }
@@ -308,15 +317,27 @@ class Mirror:
         if self._control.stopping or self._epoch + 1 >= self._fit.epochs:
             self._last = data  # callbacks of the last epoch see the job's result, which comes after this event
             return
-        if self._fit.contents is not None and not self._control.muted:
-            self._control.refresh(self._fit.contents, self._epoch + 1)
+        left = self._fit.epochs - self._epoch - 1
+        changes = self._waiting_share * left * data.get("seconds", 0.0) > CHANGE_S
+        contents: Contents | None = "everything" if changes else self._fit.contents
+        if contents is not None and not self._control.muted:
+            self._control.refresh(contents, self._epoch + 1)
             self._control.remember_state()
         self._close_epoch(data)
-        if self._model.stop_training:
-            self._loaded = self._fit.contents
+        if changes or self._model.stop_training:
+            self._loaded = contents
+            if not self._model.stop_training:
+                self.following = self._epoch + 1
+                why = f"exchanges take {self._waiting_share:.0%} of the time"
+                print(f"plan: {why}: from epoch {self._epoch + 2} on with local steps", file=sys.stderr)
             self._control.stop()
         else:
             self._begin(self._epoch + 1)
+
+    def _on_slow_links(self, data: Mapping[str, Any]) -> None:
+        """Record what local steps would save, if they are possible."""
+        if self._fit.may_change:
+            self._waiting_share = data["exchange_s"] / data["step_s"]
 
     def _warn_of_missing_data(self) -> None:
         """Emit Keras' own warning if the data ended before ``steps_per_epoch``."""
@@ -388,8 +409,9 @@ class Mirror:
             tables.remember(self._model, manifest, self._job.connection.address, artifact)
         if self._last is not None:
             self._close_epoch(self._last)
-        finalize(self._model)
-        self._callbacks.on_train_end(self._logs)
+        if self.following is None:
+            finalize(self._model)
+            self._callbacks.on_train_end(self._logs)
         record = FitRecord(self._result.get("workers") or {}, self._redone_samples)
         _warn_of_dropped(record)
         return record

@@ -57,8 +57,8 @@ def stream_warning(spec: JobSpec) -> str | None:
     return None
 
 
-def link_warning(spec: JobSpec, steps: Mapping[str, tuple[StepTime, float]]) -> str | None:
-    """Return what helps a job whose workers mostly exchange over slow links; None if they do not.
+def slow_exchange(spec: JobSpec, steps: Mapping[str, tuple[StepTime, float]]) -> tuple[float, float] | None:
+    """Return the seconds of an exchange and of a whole step, if workers mostly exchange after every step; else None.
 
     ``steps``: as :meth:`SpeedTracker.step_times` returns it.
     """
@@ -67,13 +67,8 @@ def link_warning(spec: JobSpec, steps: Mapping[str, tuple[StepTime, float]]) -> 
     if not (every_step and algorithm.consistency_facts.independent):
         return None
     whole = median(line.seconds(batch) for line, _ in steps.values())
-    exchange = median(seconds for _, seconds in steps.values())
-    if exchange < max(LEAST_EXCHANGE_S, LEAST_EXCHANGE_SHARE * whole):
-        return None
-    return (
-        f"Exchanges take {exchange:.2g} of the {whole:.2g} s of a step. algorithm='local-ddc' exchanges only after"
-        " several steps, and codec='adaptive' sends fewer bytes: docs/slow_links.md."
-    )
+    exchange = min(whole, median(seconds for _, seconds in steps.values()))
+    return (exchange, whole) if exchange >= max(LEAST_EXCHANGE_S, LEAST_EXCHANGE_SHARE * whole) else None
 
 
 class SpeedTracker:
@@ -352,17 +347,25 @@ class Decisions:
             names = members.ready_names()
             if speeds := self.speeds.report(names):
                 yield "speed", {"workers": speeds}
-            if text := self._judge_links(names):
-                yield "log", {"worker": None, "level": "warning", "text": text}
+            yield from self._judge_links(names)
         if self.plan.reported(len(members)) and (decision := self.plan.look(members.ready_names())):
             yield "plan", decision
 
-    def _judge_links(self, workers: Sequence[str]) -> str | None:
-        """Return a warning about slow links, once all workers are measured and only then."""
+    def _judge_links(self, workers: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield a warning about slow links, once all workers are measured and only then; see :meth:`changes`."""
         if self._links_judged or not self.speeds.are_measured(workers):
-            return None
+            return
         self._links_judged = True
-        return link_warning(self._spec, self.speeds.step_times(workers))
+        if (slow := slow_exchange(self._spec, self.speeds.step_times(workers))) is None:
+            return
+        exchange_s, step_s = slow
+        text = (
+            f"Exchanges take {exchange_s:.2g} of the {step_s:.2g} s of a step. algorithm='local-ddc' exchanges only "
+            "after several steps, and codec='adaptive' sends fewer bytes: docs/slow_links.md."
+        )
+        yield "log", {"worker": None, "level": "warning", "text": text}
+        if self._spec.algorithm.plan == "topology":
+            yield "slow_links", {"exchange_s": exchange_s, "step_s": step_s}
 
     def renew(self, spec: JobSpec, sizes: LocalSizes | None) -> None:
         """Continue between two epochs with other workers and another preset."""

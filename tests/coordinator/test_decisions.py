@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nfdt.consistency import make_policy
-from nfdt.coordinator.decisions import Decisions, batch_sizes, link_warning, stream_warning
+from nfdt.coordinator.decisions import Decisions, batch_sizes, slow_exchange, stream_warning
 from nfdt.coordinator.membership import Member, Membership
 from nfdt.coordinator.online_planner import ShardLoad
 from nfdt.core.work.instructions import TaskTime
@@ -351,15 +351,18 @@ def test_a_job_that_mostly_exchanges_is_told_once_what_helps(preset, exchange_s,
     present = Membership(2, 0.0)
     for index, name in enumerate(NAMES):
         present.set_ready(present.join(name, index, 0.0))
-    texts = []
+    events = []
     for count in range(30):
         for name in NAMES:
             step(parts, name, 1.0, 1, exchange_s)
-        texts += [data["text"] for kind, data in parts.changes(present, 2.0 * count) if kind == "log"]
+        events += list(parts.changes(present, 2.0 * count))
+    texts = [data["text"] for kind, data in events if kind == "log"]
     assert len(texts) == warns
     assert all("0.6 of the 1 s" in text and "local-ddc" in text for text in texts)
+    slow = [data for kind, data in events if kind == "slow_links"]
+    assert slow == ([{"exchange_s": pytest.approx(0.6), "step_s": pytest.approx(1.0)}] if preset == "auto" else [])
 
 
 def test_short_exchanges_are_no_slow_links():
     steps = {FAST: (StepTime(0.0, 0.01 / BATCH), 0.009)}
-    assert link_warning(job("ddc-asgd", workers=1, samples=100, batch_size=BATCH), steps) is None
+    assert slow_exchange(job("ddc-asgd", workers=1, samples=100, batch_size=BATCH), steps) is None

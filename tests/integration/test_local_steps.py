@@ -136,3 +136,53 @@ def test_auto_finds_the_steps_for_a_slow_link(run_script):
     got = answer(run_script(text.replace("batch_size=16", "batch_size=4")))
     assert max(map(int, got["sizes"][0])) == 64 * 4
     assert got["accuracy"] > 0.8
+
+
+AUTO = """
+class Seen(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def on_train_begin(self, logs=None):
+        self.calls.append("begin")
+
+    def on_train_end(self, logs=None):
+        self.calls.append("end")
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.calls.append(epoch)
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 0:
+            bias = model.layers[-1].bias
+            bias.assign(bias + 10.0)  # changes no output; the next job must have it
+        if epoch == 2:
+            self.model.stop_training = True
+
+seen = Seen()
+model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(32, "relu"), keras.layers.Dense(10, "softmax")])
+model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "sparse_categorical_crossentropy", metrics=["accuracy"])
+emulate = {"step_ms": [5, 5], "bandwidth_mbit": [0.3, 0.3]}
+with nfdt.session(algorithm="auto", workers=2, emulate=emulate):
+    history = model.fit(x[:640], y[:640], batch_size=16, epochs=1000, verbose=0, callbacks=[seen])
+print(json.dumps(dict(
+    calls=seen.calls, epochs=history.epoch, accuracy=history.history["accuracy"],
+    samples=sum(row["samples"] for row in history.nfdt.values()),
+    sizes=[int(size) for row in history.nfdt.values() for size in row["batch_sizes"]],
+    bias=float(np.mean(model.layers[-1].bias)),
+)))
+"""
+
+
+def test_auto_goes_on_with_local_steps_where_workers_mostly_exchange(run_script):
+    done = run_script(SCRIPT[: SCRIPT.index("rate =")] + AUTO)
+    got = answer(done)
+    assert "from epoch 2 on with local steps" in done.stderr
+    assert done.stderr.count("nfdt: job ") == 2
+    assert got["calls"] == ["begin", 0, 1, 2, "end"]
+    assert got["epochs"] == [0, 1, 2]
+    assert got["samples"] == 3 * 640
+    assert max(got["sizes"]) > 2 * 16, "a push has several steps"
+    assert got["accuracy"][2] > max(0.8, got["accuracy"][0])
+    assert got["bias"] == pytest.approx(10.0, abs=0.5), "what a callback changed between the two jobs"

@@ -226,6 +226,13 @@ class AlgorithmSpec(BaseModel):
         """``local_steps`` where it is a number: with groups, and where it is not ``auto``."""
         return self.local_steps if isinstance(self.local_steps, int) else 1
 
+    def with_local_steps(self) -> AlgorithmSpec | None:
+        """Return it for flat workers that take local steps; None if the rule cannot apply what these change."""
+        if not (self.topology_facts.flat and self.consistency_facts.independent and self.rule_facts.differences):
+            return None
+        steps = {"exchange": "local-steps", "local_steps": "auto", "overlap": 1}
+        return self.model_copy(update={**steps, "plan": "nothing", "batch": "fixed", "tasks": "dynamic"})
+
     @property
     def exchange_facts(self) -> ExchangeFacts:
         """Properties of what workers exchange."""
