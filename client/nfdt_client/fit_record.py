@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-_COUNTS = {"samples", "steps", "seconds", "compute_s", "exchange_s", "wait_s", "dropped", "duplicates"}
-_COUNTS |= {"bytes_sent", "bytes_received"}
-_HISTOGRAMS = {"staleness", "batch_sizes"}
+_HISTOGRAMS = frozenset({"staleness", "batch_sizes"})
+_COUNTS = frozenset({"samples", "steps", "seconds", "compute_s", "exchange_s", "wait_s"}) | frozenset(
+    {"dropped", "duplicates", "bytes_sent", "bytes_received"}
+)
 
 
 class FitRecord(dict[str, Any]):
