@@ -92,9 +92,9 @@ def simulated_fits(
             if end.code not in (None, 0):
                 raise
     found = []
-    for number, (job, workers) in enumerate(zip(session.jobs, session.fits, strict=True)):
-        name = algorithm if len(session.jobs) == 1 else f"{algorithm} (fit {number + 1})"
-        found.append({"name": name, "fit": number, **result_of(job, algorithm, cluster, workers)})
+    for number, job in enumerate(session.jobs):
+        name = algorithm if len(session.jobs) == 1 else f"{algorithm} (job {number + 1})"
+        found.append({"name": name, "fit": number, **result_of(job, algorithm, cluster, job.worker_statistics())})
     return found
 
 

@@ -100,3 +100,17 @@ def test_values_of_the_cluster_s_file_are_no_options(tmp_path, name):
     done = CliRunner().invoke(cli, arguments)
     assert done.exit_code == 2
     assert f"--set {name}: no effect in a simulation" in done.output
+
+
+def test_auto_takes_local_steps_over_slow_links_as_a_second_job(folder):
+    Path("train.py").write_text(SCRIPT.replace("epochs=2", "epochs=60"))
+    Path("cluster.toml").write_text("[[workers]]\ncount = 2\nstep_ms = 5\nbandwidth_mbit = 0.1\n")
+    command = [sys.executable, "-c", "from nfdt.cli import main; main()", "simulate", "--cluster", "cluster.toml"]
+    arguments = ["--algorithm", "auto", "--output", "out", "train.py"]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    first, second = json.loads(Path("out", "results.json").read_text())["results"]
+    assert (first["name"], second["name"]) == ("auto (job 1)", "auto (job 2)")
+    assert first["samples"] + second["samples"] == 60 * 320
+    assert first["samples"] <= 3 * 320, "all workers are measured by then"
+    assert second["samples_per_s"] > 2 * first["samples_per_s"]
