@@ -21,7 +21,6 @@ from nfdt.core.work import instructions as ins
 from nfdt.core.work.instructions import carry_out
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.state import Contents, State, load_state
-from nfdt.schedulers.task_policies import make_task_policy
 from nfdt.shard.building import pushes_differences
 from nfdt.simulate.cluster import ClusterDescription
 from nfdt.simulate.events import Agenda, Signal
@@ -92,8 +91,7 @@ class SimulatedJob:
         self._roster = WorkerRoster(
             self.agenda, self.coordinator, self._post_plan, self._network, self._worker, self._stir, self.emit
         )
-        alike = make_task_policy(spec.algorithm.tasks).waiters_alike(policy.facts.waiters_alike)
-        self._waiting = WaitingWorkers(self.agenda, self.coordinator, alike=alike)
+        self._waiting = WaitingWorkers(self.agenda, self.coordinator)
         self._events: list[Event] = []
         self._settling = self._ended = False
         self._fed: tuple[int, Iterator[EncodedBatch]] | None = None

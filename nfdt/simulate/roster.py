@@ -140,11 +140,10 @@ class WaitingWorkers:
     Args:
         agenda: The virtual clock and its events.
         coordinator: Source of the instructions.
-        alike: Whether, while tasks are handed out, either all waiting workers may continue or none.
     """
 
-    def __init__(self, agenda: Agenda, coordinator: Coordinator, *, alike: bool) -> None:
-        self._agenda, self._coordinator, self._alike = agenda, coordinator, alike
+    def __init__(self, agenda: Agenda, coordinator: Coordinator) -> None:
+        self._agenda, self._coordinator = agenda, coordinator
         self._signals: dict[str, Signal] = {}
 
     def add(self, worker: str) -> Signal:
@@ -157,15 +156,18 @@ class WaitingWorkers:
         self._signals.pop(worker, None)
 
     def wake(self) -> bool:
-        """Pass an instruction to every worker that has one now; return whether there was any."""
-        woken = False
-        alike = self._coordinator.handed_out or (self._alike and self._coordinator.phase == "train")
-        for worker, signal in list(self._signals.items()):
+        """Pass an instruction to every worker that has one now; return whether there was any.
+
+        Where all waiting workers are alike, no more are asked than get one, and one besides.
+        """
+        woken, alike = [], self._coordinator.wait_alike
+        for worker, signal in self._signals.items():  # never a copy: there may be thousands after each report
             instruction = self._coordinator.next(worker)
             if not isinstance(instruction, ins.Wait):
-                del self._signals[worker]
+                woken.append(worker)
                 signal.fire(instruction)
-                woken = True
             elif alike:
                 break
-        return woken
+        for worker in woken:
+            del self._signals[worker]
+        return bool(woken)

@@ -171,8 +171,8 @@ class Trainer:
     def collect(self, worker: int) -> tuple[bytes, bytes]:
         """Return a worker's untrained state and metrics; the first worker's metrics include those of all workers."""
         self._load(worker)
-        metrics = self._metrics.collect()
-        self._metrics.reset()
+        if metrics := self._metrics.collect():  # otherwise nothing was counted since the last reset
+            self._metrics.reset()
         return merge.encode_arrays(self._read_state()), metrics
 
     def evaluate(self, worker: int, weights: Any, untrained: bytes, tasks: Sequence[Task]) -> bytes:
