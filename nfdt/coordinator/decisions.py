@@ -343,7 +343,7 @@ class Decisions:
 
     def changes(self, members: Membership, now: float) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the events that follow from a report of a worker: kind and data of changed speeds and of a new plan."""
-        if self.speeds.throttle.is_due(now):
+        if self.speeds.throttle.is_due(now, len(members)):
             names = members.ready_names()
             if speeds := self.speeds.report(names):
                 yield "speed", {"workers": speeds}

@@ -48,7 +48,7 @@ class EffectQueue:
     def progressed(self, now: float, epoch: int, training: TrainingPhase | None) -> None:
         """Record progress and emit it if it is due; the last event of a phase is always emitted."""
         self._stall.useful(now)
-        if training is not None and not training.done and self._throttle.is_due(now):
+        if training is not None and not training.done and self._throttle.is_due(now, len(training.logs)):
             self.progress(epoch, training)
 
     def stall(self, now: float, waiting_for: tuple[str, ...]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 INTERVAL_S = 0.1
+MANY = 256  # workers, from which on events that look at all of them are rarer in proportion
 
 
 class RunningLogs:
@@ -13,6 +14,10 @@ class RunningLogs:
     def __init__(self) -> None:
         self._samples: dict[str, int] = {}
         self._logs: dict[str, dict[str, float]] = {}
+
+    def __len__(self) -> int:
+        """Return the number of workers with samples."""
+        return len(self._samples)
 
     def add(self, worker: str, samples: int, logs: Mapping[str, float]) -> None:
         """Add ``samples`` computed by the worker; ``logs`` replace its earlier ones unless empty."""
@@ -33,15 +38,15 @@ class RunningLogs:
 
 
 class Throttle:
-    """Rate limit of one event per interval."""
+    """Rate limit of one event per interval; with more than :data:`MANY` workers, which it describes, a longer one."""
 
     def __init__(self, interval_s: float = INTERVAL_S) -> None:
         self._interval_s = interval_s
         self._last: float | None = None
 
-    def is_due(self, now: float) -> bool:
-        """Return whether the interval is over; if so, the next one begins now."""
-        if self._last is not None and now - self._last < self._interval_s:
+    def is_due(self, now: float, workers: int = 1) -> bool:
+        """Return whether the interval is over for an event about so many workers; if so, the next one begins now."""
+        if self._last is not None and now - self._last < self._interval_s * max(1.0, workers / MANY):
             return False
         self._last = now
         return True
