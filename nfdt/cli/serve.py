@@ -6,11 +6,13 @@ import logging
 import os
 import queue
 import socket
+import sys
 import threading
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import grpc
@@ -33,6 +35,9 @@ from nfdt.jobserver.main import ServerOptions, serve
 from nfdt.launch.machine import find_gpus, route_address
 from nfdt.launch.processes import LocalLauncher
 from nfdt.launch.slot_process import SlotOptions
+
+if TYPE_CHECKING:
+    from nfdt.web.server import PageServer
 
 _log = logging.getLogger(__name__)
 
@@ -154,14 +159,19 @@ def server(state_dir: Path, token_file: Path | None, log_level: str, **options: 
     try:
         click.echo(f"token in {token_file}", err=True)
         if running.page is not None:
-            # The first link has the most rights that a token of this server has.
-            roles = ("work", "read", "train", "admin")
-            holder = max(map(Holder.parse, tokens), key=lambda holder: roles.index(holder.role))
-            click.echo(f"page: {running.page.make_link(holder)}", err=True)
+            click.echo(f"page: {_link_for_terminal(running.page, tokens)}", err=True)
         click.echo(f"listening on {running.address}")
         running.wait()
     finally:
         running.stop()
+
+
+def _link_for_terminal(page: PageServer, tokens: Sequence[str]) -> str:
+    """Return a link with the most rights that a token of this server has; in a log the address only, without a key."""
+    if not sys.stderr.isatty():
+        return f"{page.url} (`nfdt ui` makes a link to it)"
+    roles = ("work", "read", "train", "admin")
+    return page.make_link(max(map(Holder.parse, tokens), key=lambda holder: roles.index(holder.role)))
 
 
 @click.command()

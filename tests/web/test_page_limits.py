@@ -100,7 +100,7 @@ class Attack(keras.callbacks.Callback):
 
 def test_a_job_and_other_requests_go_on_while_hundreds_of_connections_are_half_open(server, descriptors):
     process, address, token, log, kind = server
-    (url,) = re.findall(r"page: (\S+)open", log.read_text())
+    (url,) = re.findall(r"page: (\S+)", log.read_text())
     browser = Browser(url, token.read_text())
     crowd = Strangers(url.split("/")[2], BEGINS[kind])
     attack = Attack(process, address, token, browser, crowd)
