@@ -148,10 +148,10 @@ def _serving(rank: LauncherRank, network: Mapping[str, Any], *, insecure_allredu
         stack.callback(server.stop)
         with _sigterm_ignored():
             server.start()
-        rendezvous = RendezvousInfo(server.address(), server.token, authority)
+        rendezvous = RendezvousInfo(server.address(), server.worker_token, authority)
         stack.enter_context(publish_rendezvous(rendezvous_file(rank, os.environ), rendezvous))
         ca_file = stack.enter_context(_trusted(rendezvous))
-        connection = {"server": rendezvous.address, "token": rendezvous.token, "ca_file": ca_file and str(ca_file)}
+        connection = {"server": rendezvous.address, "token": server.token, "ca_file": ca_file and str(ca_file)}
         yield {**connection, "insecure": network["insecure"]}
 
 

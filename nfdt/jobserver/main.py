@@ -29,7 +29,7 @@ from nfdt.core.host.machine import use_one_arena, versions
 from nfdt.core.host.private_files import ensure_folder
 from nfdt.core.host.startup import note_start
 from nfdt.core.jobs.artifacts import ArtifactStore
-from nfdt.core.jobs.rights import AuditLog, Holder, Holders, ensure_token_file
+from nfdt.core.jobs.rights import AuditLog, Holder, Holders, ensure_token_file, of_worker
 from nfdt.core.jobs.service import JobsService
 from nfdt.core.wire import jobs_pb2_grpc, workers_pb2_grpc
 from nfdt.core.wire.channel import is_loopback, join_address, make_server, split_address
@@ -232,7 +232,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--insecure", action="store_true")
     parser.add_argument("--insecure-allreduce", action="store_true")
     parser.add_argument("--allow-code", action="store_true")
-    parser.add_argument("--embedded", action="store_true", help="token from standard input, end when it closes")
+    parser.add_argument("--embedded", action="store_true", help="tokens from standard input, end when it closes")
     parser.add_argument("--folder", type=Path, help="of an embedded server: removed at the end, with all that is in it")
     parser.add_argument(
         "--no-slots", dest="slot_command", action="store_const", const=(), help="start neither workers nor shards"
@@ -256,7 +256,8 @@ def _ring(text: str) -> RingShape:
 
 def _read_token(arguments: argparse.Namespace) -> Sequence[str]:
     if arguments.embedded:
-        return (sys.stdin.readline().strip(),)
+        words = sys.stdin.readline().split()
+        return (*words[:1], *map(of_worker, words[1:]))
     ensure_folder(arguments.state_dir, "--state-dir")
     return ensure_token_file(arguments.token_file or arguments.state_dir / "token")
 
