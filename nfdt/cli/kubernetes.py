@@ -74,8 +74,8 @@ def kubernetes(image: str | None, **options: Any) -> None:
     from nfdt.engines.kubernetes import KubernetesOptions, manifests
 
     authority = CertificateAuthority(f"nfdt {options['name']}.{options['namespace']}")
-    tokens = {name: secrets.token_hex(32) for name in ("token", "worker_token")}
-    chosen = KubernetesOptions(_image(image, gpu=options["gpu"]), **options, **tokens)
+    image = _image(image, gpu=options["gpu"])
+    chosen = KubernetesOptions(image, **options, token=secrets.token_hex(32), worker_token=secrets.token_hex(32))
     documents = manifests(chosen, authority)
     click.echo(yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120), nl=False)
 

@@ -37,7 +37,7 @@ from nfdt.launch.processes import LocalLauncher
 from nfdt.launch.slot_process import SlotOptions
 
 if TYPE_CHECKING:
-    from nfdt.web.server import PageServer
+    from nfdt.core.jobs.service import Page
 
 _log = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ def server(
         running.stop()
 
 
-def _link_for_terminal(page: PageServer, tokens: Sequence[str]) -> str:
+def _link_for_terminal(page: Page, tokens: Sequence[str]) -> str:
     """Return a link with the most rights that a token of this server has; in a log the address only, without a key."""
     if not sys.stderr.isatty():
         return f"{page.url} (`nfdt ui` makes a link to it)"
