@@ -92,10 +92,27 @@ def test_services_of_the_compose_file_share_what_they_name():
     assert server["ports"] == [f"127.0.0.1:{port}:{port}"]
 
 
+def test_workers_of_the_compose_file_have_neither_the_key_nor_the_token_that_may_train():
+    server, worker = COMPOSE["services"]["server"], COMPOSE["services"]["worker"]
+    mounts = {target: source for source, target in (volume.split(":")[:2] for volume in server["volumes"])}
+    options = dict(word.removeprefix("--").split("=", 1) for word in server["command"] if "=" in word)
+
+    def volume_of(option):
+        return mounts[max((place for place in mounts if options[option].startswith(f"{place}/")), key=len)]
+
+    has = {volume.partition(":")[0] for volume in worker["volumes"]}
+    assert {volume_of("token-file"), volume_of("tls-key")}.isdisjoint(has)
+    assert has == {volume_of("worker-token-file")}
+
+
 def test_commands_of_the_compose_file_exist():
     services = COMPOSE["services"]
     (_, _, certs) = services["certs"]["command"]
-    lines = [shlex.split(certs.partition("|| ")[2]), services["server"]["command"], services["worker"]["command"]]
+    lines = [
+        shlex.split(certs.partition("|| ")[2].partition(";")[0]),
+        services["server"]["command"],
+        services["worker"]["command"],
+    ]
     lines.append(services["server"]["healthcheck"]["test"][1:])
     for program, *words in lines:
         assert program == "nfdt"

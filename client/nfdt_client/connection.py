@@ -45,6 +45,7 @@ class JobsClient:
         ca_file: Certificate authority of a server with TLS.
         cert_file: Certificate of this client, for servers that ask for one.
         key_file: Its private key.
+        insecure: Whether the token may be sent in plain text to another machine.
         check: Called before each reconnection attempt; raises when another attempt is pointless.
         reconnect_s: Time in seconds to retry while the server does not answer: it may be restarted.
     """
@@ -57,12 +58,15 @@ class JobsClient:
         ca_file: str | None = None,
         cert_file: str | None = None,
         key_file: str | None = None,
+        insecure: bool = False,
         check: Callable[[], None] | None = None,
         reconnect_s: float = RECONNECT_S,
     ) -> None:
         self.address = address
         self._check, self.reconnect_s = check, reconnect_s
-        self._channel = open_channel(address, token, ca_file=ca_file, cert_file=cert_file, key_file=key_file)
+        self._channel = open_channel(
+            address, token, ca_file=ca_file, cert_file=cert_file, key_file=key_file, insecure=insecure
+        )
         self.stub: Any = jobs_pb2_grpc.JobsStub(self._channel)
 
     @cached_property

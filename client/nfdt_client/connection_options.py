@@ -11,7 +11,7 @@ from typing import Any
 from nfdt.core.errors import UsageError
 from nfdt_client.layers import PREFIX, find_table
 
-TLS = ("ca_file", "cert_file", "key_file")
+TLS = ("ca_file", "cert_file", "key_file", "insecure")
 CONNECTION = ("server", "token", "token_file", *TLS)
 
 
@@ -21,7 +21,7 @@ class ConnectionOptions:
 
     Attributes:
         server: ``HOST:PORT``; None: no layer names a server.
-        tls: ``ca_file``, ``cert_file`` and ``key_file``, as far as they are given.
+        tls: ``ca_file``, ``cert_file``, ``key_file`` and ``insecure``, as far as they are given.
     """
 
     server: str | None = None
@@ -54,11 +54,12 @@ def connection_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of :class:`ConnectionOptions` from the options by name.
 
     Raises:
-        UsageError: the address is malformed.
+        UsageError: the address is malformed, or the switch for plain text is.
     """
+    checked = {**given, "insecure": switch("insecure", given.get("insecure", False))}
     return {
         "server": check_server(given["server"]) if "server" in given else None,
-        "tls": {name: given[name] for name in TLS if given.get(name)},
+        "tls": {name: checked[name] for name in TLS if checked.get(name)},
         "_token": given.get("token"),
         "_token_file": given.get("token_file"),
     }
@@ -77,6 +78,18 @@ def find_server(arguments: Mapping[str, Any]) -> ConnectionOptions:
     given |= {name: os.environ[v] for name in CONNECTION if os.environ.get(v := PREFIX + name.upper())}
     given |= {name: value for name, value in arguments.items() if value is not None}
     return ConnectionOptions(**connection_fields(given))
+
+
+def switch(name: str, value: Any) -> bool:
+    """Return the value of an option that is true or false.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    found = {"true": True, "1": True, "false": False, "0": False}.get(str(value).lower())
+    if found is None:
+        raise UsageError(f"{name}: expected true or false. Received: {value!r}.")
+    return found
 
 
 def read_token(path: Path) -> str:

@@ -66,7 +66,7 @@ class StartedServer(Protocol):
 class EmbeddedServer:
     """A job server with its own workers, started in the background and stopped at the end.
 
-    The child reads the token from the first line of its standard input, writes its address as one JSON
+    The child reads both tokens from the first line of its standard input, writes its address as one JSON
     line, and ends when its standard input is closed, so also when this process dies.
     The process that ends last removes the folder. If both are killed, the next start removes it.
 
@@ -82,6 +82,8 @@ class EmbeddedServer:
         command: Replaces the server's command line; the folder is not passed on then.
 
     Attributes:
+        token: Secret that it accepts from its script.
+        worker_token: Secret for slots of other machines, with which they can do nothing else.
         is_warm: Whether a warm server has started it; known after :meth:`start`.
     """
 
@@ -99,7 +101,7 @@ class EmbeddedServer:
         ui: bool = False,
         command: list[str] | None = None,
     ) -> None:
-        self.token = secrets.token_hex(32)
+        self.token, self.worker_token = secrets.token_hex(32), secrets.token_hex(32)
         self._fork_server = [] if fork_server is None else [fork_server.fileno()]
         self._workers, self._shards, self._rings, self._network = workers, shards, rings, network
         self._command, self._warm, self._ui = command, warm, ui
@@ -133,7 +135,7 @@ class EmbeddedServer:
         note_start("script", "has started the job server")
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it died at once: address() reports why
-            self._process.stdin.write(f"{self.token}\n".encode())
+            self._process.stdin.write(f"{self.token} {self.worker_token}\n".encode())
             self._process.stdin.flush()
 
     def _arguments(self, fork_server: Sequence[int] = ()) -> list[str]:

@@ -245,7 +245,7 @@ def attach(job_id: str, server: str | None = None, *, token: str | None = None, 
         job_id: The job.
         server: ``HOST:PORT``; may come from the environment or a file instead.
         token: The server's secret; may come from the environment or a file instead.
-        **connection: ``token_file``, ``ca_file``, ``cert_file`` or ``key_file``.
+        **connection: ``token_file``, ``ca_file``, ``cert_file``, ``key_file`` or ``insecure``.
 
     Raises:
         UsageError: no server is named, or it has no such job.

@@ -86,10 +86,27 @@ def find_table(start: Path) -> tuple[Path | None, Mapping[str, Any]]:
             table = _table_of(path) if path.is_file() else None
             if table is None:
                 continue
-            if "token" in table:  # others may read the file
-                raise UsageError(f"{path}: a token does not belong into this file. Expected: token_file.")
+            _check_secrets(path, table)
             return path, table
     return None, {}
+
+
+def _check_secrets(path: Path, table: Mapping[str, Any]) -> None:
+    """Refuse a table that spreads a token: the file may come from a stranger, with a checkout."""
+    if "token" in table:  # others may read the file
+        raise UsageError(f"{path}: a token does not belong into this file. Expected: token_file.")
+    if "insecure" in table:
+        raise UsageError(
+            f"{path}: insecure does not belong into this file, as it sends your token in plain text. Expected: "
+            "--insecure on the command line, or NFDT_INSECURE=true in the environment."
+        )
+    if "server" in table and "token_file" in table:
+        folder, file = path.parent.resolve(), Path(str(table["token_file"])).expanduser().resolve()
+        if not file.is_relative_to(folder):
+            raise UsageError(
+                f"{path}: expected a token_file inside {folder}, as the file also names the server to which the token "
+                f"is sent. Received: {file}. Name it by --token-file or NFDT_TOKEN_FILE instead, and leave it out here."
+            )
 
 
 def from_file(start: Path, valid: Sequence[str]) -> dict[str, Setting]:

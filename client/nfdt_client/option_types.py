@@ -29,6 +29,7 @@ class FitOptions(TypedDict, total=False):
     ca_file: str
     cert_file: str
     key_file: str
+    insecure: bool
     # fits
     batch_hooks: Literal["auto", "exact", "approximate"]
     data: Literal["auto", "client", "workers"]

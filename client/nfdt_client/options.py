@@ -31,7 +31,7 @@ from nfdt.core.specs.job import (
 )
 from nfdt.core.specs.presets import DEFAULT_PRESET
 from nfdt_client import ring
-from nfdt_client.connection_options import CONNECTION, ConnectionOptions, connection_fields
+from nfdt_client.connection_options import CONNECTION, ConnectionOptions, connection_fields, switch
 from nfdt_client.layers import (
     ARGUMENT,
     Setting,
@@ -119,13 +119,6 @@ def _seconds(name: str, value: Any) -> float:
     return seconds
 
 
-def _switch(name: str, value: Any) -> bool:
-    found = {"true": True, "1": True, "false": False, "0": False}.get(str(value).lower())
-    if found is None:
-        raise UsageError(f"{name}: expected true or false. Received: {value!r}.")
-    return found
-
-
 def _priority(name: str, value: Any) -> int:
     with contextlib.suppress(TypeError, ValueError):
         if abs(priority := int(value)) <= MOST_PRIORITY:
@@ -143,7 +136,7 @@ def _choice(name: str, value: Any) -> str:
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(TIMEOUTS, _seconds),
     **dict.fromkeys(CHOICES, _choice),
-    **dict.fromkeys(SWITCHES, _switch),
+    **dict.fromkeys(SWITCHES, switch),
     "priority": _priority,
     "tensorboard": lambda name, value: Path(value),
 }

@@ -110,7 +110,7 @@ class Leader:
     def _start_job(self, assignment: Any) -> None:
         """Build the job on all ranks, and serve its state."""
         self._build(assignment)
-        self._service = StateService(self._ring.job.step, assignment, self._connection.host)
+        self._service = StateService(self._ring.job.step, assignment, self._connection)
         ready = pb.SlotReady(job_id=assignment.job_id, address=self._service.address)
         self._connection.send("shard", ready=ready)
 
@@ -181,7 +181,8 @@ class GroupLeader(Leader):
     def _start_job(self, assignment: pb.WorkerAssignment) -> None:
         self._build(assignment, members=self._members)
         job, number, stopped = self._ring.job, self._members[0], self._connection.stopped
-        self._client = connect(assignment, job.step.layout, spec=job.spec, number=number, stopped=stopped)
+        options = {"spec": job.spec, "number": number, "stopped": stopped, "insecure": self._connection.insecure}
+        self._client = connect(assignment, job.step.layout, **options)
         job.exchange.client = self._client
         self._start_work(assignment)
 

@@ -37,6 +37,7 @@ def connect(
     spec: JobSpec,
     number: int,
     stopped: threading.Event,
+    insecure: bool,
 ) -> ParameterClient:
     """Return a client of the job's shards for rank 0 of a group.
 
@@ -46,9 +47,11 @@ def connect(
         spec: The job.
         number: Number of rank 0 among the job's workers; selects its emulated link.
         stopped: Set when the job is over.
+        insecure: Whether shards may be reached in plain text.
     """
     connect_to = shard_connector(spec, layout, assignment.worker, number, stopped)
-    return connect_to(list(assignment.shards), token=assignment.shard_token, ca_file=assignment.shard_ca or None)
+    tls = {"ca_file": assignment.shard_ca or None, "insecure": insecure}
+    return connect_to(list(assignment.shards), token=assignment.shard_token, **tls)
 
 
 class GroupExchange:

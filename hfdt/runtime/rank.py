@@ -11,6 +11,7 @@ from pathlib import Path
 
 from nfdt.core.errors import NfdtError
 from nfdt.core.host.child_process import die_with_parent
+from nfdt.core.host.logs import log_to_stderr
 from nfdt.core.host.startup import quick_imports
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--watch-stdin", action="store_true", help="exit when standard input closes")
     parser.add_argument("--log-level", default="info")
     options = parser.parse_args(argv)
-    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr(options.log_level)
     die_with_parent(watch_stdin=options.watch_stdin)
     code = 1
     try:

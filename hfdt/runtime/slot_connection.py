@@ -37,12 +37,13 @@ class SlotConnection:
         token: Token of the server.
         ring: Name of the ring.
         roles: Roles of the slots.
-        tls: ``ca_file``, ``cert_file``, ``key_file`` of :func:`nfdt.core.wire.channel.open_channel`.
+        tls: ``ca_file``, ``cert_file``, ``key_file``, ``insecure`` of :func:`nfdt.core.wire.channel.open_channel`.
         host: Address of this machine at which the server reaches the rank.
 
     Attributes:
         address: ``HOST:PORT`` of the server.
         host: Address of this machine at which the server reaches the rank.
+        insecure: Whether shards may be reached, and the state be served, in plain text: the job server is.
         stub: Stub of the Workers service.
         job_id: Current job.
         stopped: Set when this job is over.
@@ -59,6 +60,7 @@ class SlotConnection:
         host: str = LOOPBACK,
     ) -> None:
         self.address, self.host = address, host
+        self.insecure = not tls.get("ca_file")
         self._channel = open_channel(address, token, **tls)
         self.stub: Any = workers_pb2_grpc.WorkersStub(self._channel)
         self.job_id = self._job_token = ""

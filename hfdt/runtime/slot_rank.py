@@ -42,7 +42,7 @@ class ServerAccess:
     Attributes:
         address: ``HOST:PORT``.
         token: Token of the server.
-        tls: ``ca_file``, ``cert_file``, ``key_file`` of :func:`nfdt.core.wire.channel.open_channel`.
+        tls: ``ca_file``, ``cert_file``, ``key_file``, ``insecure`` of :func:`nfdt.core.wire.channel.open_channel`.
         host: Address of this machine at which others reach the slot.
         stub: Stub of the Workers service.
     """

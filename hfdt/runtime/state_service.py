@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from hfdt.runtime.slot_connection import SlotConnection
 from hfdt.runtime.step import AllreduceStep
 from nfdt.core.arrays.safetensors_io import stream_parts
 from nfdt.core.errors import ProtocolError, ShapeMismatch, UsageError
@@ -30,24 +31,24 @@ class StateService(shards_pb2_grpc.ShardServicer):
     Args:
         step: Model of rank 0; no step runs while the coordinator reads or writes.
         assignment: Assignment of the shard: its token and certificate.
-        host: Address to listen on; other than loopback only where the server has TLS or allows plain text.
+        connection: Connection to the job server, which has this machine's address and says whether plain text is fine.
 
     Attributes:
         version: Number of updates.
     """
 
-    def __init__(self, step: AllreduceStep, assignment: ShardAssignment, host: str) -> None:
+    def __init__(self, step: AllreduceStep, assignment: ShardAssignment, connection: SlotConnection) -> None:
         self._step = step
         self._lock = threading.Lock()
         self._learning_rate: float | None = None
         self._state = b""
         self.version = 0
         self._server, self.address = make_server(
-            join_address(host, 0),
+            join_address(connection.host, 0),
             authenticate=lambda method, received: same_token(assignment.job_token, received),
             cert=assignment.tls_cert or None,
             key=assignment.tls_key or None,
-            insecure=not assignment.tls_cert,  # a server with TLS issues a certificate
+            insecure=connection.insecure,
             max_threads=THREADS,
             max_message_bytes=DATA_BYTES,
         )

@@ -63,7 +63,7 @@ _quantity = _matching(QUANTITY, "an amount as Kubernetes writes it, such as 2, 5
 def kubernetes(image: str | None, **options: Any) -> None:
     """Write the manifests of a job server and its workers, for `kubectl apply -f`.
 
-    They contain a new token and a new private key: keep the output where only you can read it.
+    They contain new tokens and a new private key: keep the output where only you can read it.
     """
     require_server_packages("nfdt kubernetes")
     if options["max_workers"] is not None and options["max_workers"] < options["workers"]:
@@ -74,7 +74,8 @@ def kubernetes(image: str | None, **options: Any) -> None:
     from nfdt.engines.kubernetes import KubernetesOptions, manifests
 
     authority = CertificateAuthority(f"nfdt {options['name']}.{options['namespace']}")
-    chosen = KubernetesOptions(_image(image, gpu=options["gpu"]), **options, token=secrets.token_hex(32))
+    image = _image(image, gpu=options["gpu"])
+    chosen = KubernetesOptions(image, **options, token=secrets.token_hex(32), worker_token=secrets.token_hex(32))
     documents = manifests(chosen, authority)
     click.echo(yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120), nl=False)
 

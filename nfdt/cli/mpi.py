@@ -88,7 +88,7 @@ def mpi(
         raise UsageError("nfdt mpi: rank 0 serves, the others work. Expected: 2 ranks or more. Received: 1.")
     if launcher_rank.rank:
         with _sigterm_ignored():
-            _run_worker(launcher_rank)
+            _run_worker(launcher_rank, insecure=bool(network["insecure"]))
     else:
         end_as_killed()
         given = {"algorithm": algorithm, **settings}
@@ -148,10 +148,11 @@ def _serving(rank: LauncherRank, network: Mapping[str, Any], *, insecure_allredu
         stack.callback(server.stop)
         with _sigterm_ignored():
             server.start()
-        rendezvous = RendezvousInfo(server.address(), server.token, authority)
+        rendezvous = RendezvousInfo(server.address(), server.worker_token, authority)
         stack.enter_context(publish_rendezvous(rendezvous_file(rank, os.environ), rendezvous))
         ca_file = stack.enter_context(_trusted(rendezvous))
-        yield {"server": rendezvous.address, "token": rendezvous.token, "ca_file": ca_file and str(ca_file)}
+        connection = {"server": rendezvous.address, "token": server.token, "ca_file": ca_file and str(ca_file)}
+        yield {**connection, "insecure": network["insecure"]}
 
 
 def _trusted(rendezvous: RendezvousInfo) -> AbstractContextManager[Path | None]:
@@ -173,8 +174,8 @@ def _sigterm_ignored() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _run_worker(rank: LauncherRank) -> None:
-    """Run one worker slot for rank 0's server until the server is gone."""
+def _run_worker(rank: LauncherRank, *, insecure: bool) -> None:
+    """Run one worker slot for rank 0's server until the server is gone; ``insecure`` allows one without TLS."""
     rendezvous = await_rendezvous(rendezvous_file(rank, os.environ))
     gpus = find_gpus(os.environ)
     with _trusted(rendezvous) as ca_file:
@@ -184,7 +185,7 @@ def _run_worker(rank: LauncherRank) -> None:
             LOG_DIR.expanduser(),
             prefix=f"rank-{rank.rank}-",
             host=route_address(split_address(rendezvous.address)[0]),
-            tls={"ca_file": str(ca_file)} if ca_file else {},
+            tls={"ca_file": str(ca_file)} if ca_file else {"insecure": True} if insecure else {},
             gpus=gpus[rank.local_rank % len(gpus) :][:1] if gpus else (),
         )
         wait_for_server(options, START_S)

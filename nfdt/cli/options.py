@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -14,6 +13,7 @@ import click
 
 from nfdt.cli.script import Script, check_script, describe_failure, exit_code_of
 from nfdt.core.errors import UsageError
+from nfdt.core.host import logs
 from nfdt.core.specs.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -103,20 +103,25 @@ def _server_options(server_help: str) -> Callable[[_CliCommand], _CliCommand]:
         click.option("--server", metavar="HOST:PORT", help=server_help),
         click.option("--token-file", type=FILE, help="File with the server's token (or NFDT_TOKEN)."),
         click.option("--ca-file", type=FILE, help="Certificates to trust; turns TLS on."),
+        click.option(
+            "--insecure", is_flag=True, default=None, help="Allow a server that is not on loopback without TLS."
+        ),
     )
 
 
 server_options = _server_options("Job server; without it everything runs here.")
-"""Adds ``--server --token-file --ca-file`` to a command that trains."""
+"""Adds ``--server --token-file --ca-file --insecure`` to a command that trains."""
 
 
 def with_connection(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ``--server --token-file --ca-file``, and call the command with a connection to that job server first."""
+    """Add the options of a connection, and call the command with a connection to that job server first."""
 
     @_server_options("Job server; without it, that of your script that trains on this machine.")
     @wraps(command)
-    def connected(*, server: str | None, token_file: str | None, ca_file: str | None, **rest: Any) -> None:
-        with open_connection(server, token_file, ca_file) as connection:
+    def connected(
+        *, server: str | None, token_file: str | None, ca_file: str | None, insecure: bool | None, **rest: Any
+    ) -> None:
+        with open_connection(server, token_file, ca_file, insecure) as connection:
             command(connection, **rest)
 
     return connected
@@ -197,13 +202,15 @@ def write_output(option: str, path: Path, text: str) -> None:
 
 def log_to_stderr(level: str) -> None:
     """Send NFDT's log to stderr; silence TensorFlow's start-up messages unless the level is debug."""
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logs.log_to_stderr(level)
     if level != "debug":
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 @contextmanager
-def open_connection(server: str | None, token_file: str | None, ca_file: str | None) -> Iterator[JobsClient]:
+def open_connection(
+    server: str | None, token_file: str | None, ca_file: str | None, insecure: bool | None
+) -> Iterator[JobsClient]:
     """Connect to a job server; close the connection after the block.
 
     The server is named by the options, the environment or a file; otherwise it is that of the only script of this user
@@ -217,7 +224,7 @@ def open_connection(server: str | None, token_file: str | None, ca_file: str | N
 
     from nfdt.core.host.local_servers import find_servers, servers_folder
 
-    options = find_server({"server": server, "token_file": token_file, "ca_file": ca_file})
+    options = find_server({"server": server, "token_file": token_file, "ca_file": ca_file, "insecure": insecure})
     local = [one for one in find_servers(servers_folder()) if options.server in (None, one.address)]
     if options.server is None and len(local) != 1:
         running = ", ".join(one.address for one in local) or "none"

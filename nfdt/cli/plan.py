@@ -221,7 +221,7 @@ def plan(
     format_: str,
     page: Path | None,
     script: Script | None,
-    **server: str | None,
+    **server: Any,
 ) -> None:
     """Predict how much faster than plain Keras each algorithm would train SCRIPT, and say which to take.
 
@@ -306,7 +306,7 @@ def _captured_work(script: Script, options: Options, *, profiled: bool) -> Profi
     return work
 
 
-def _work_of_job(job: str, **server: str | None) -> tuple[Cluster, ProfiledWork]:
+def _work_of_job(job: str, **server: Any) -> tuple[Cluster, ProfiledWork]:
     """Return the costs of a job's workers, and its work per epoch."""
     with open_connection(**server) as connection:
         workers = json.loads(connection.show(job).workers_json or "{}")

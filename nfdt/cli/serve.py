@@ -6,11 +6,13 @@ import logging
 import os
 import queue
 import socket
+import sys
 import threading
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import grpc
@@ -23,7 +25,7 @@ from nfdt.core.errors import JobFailed, ServerUnreachable, UsageError
 from nfdt.core.host.keras_backend import TRAINING, current_backend
 from nfdt.core.host.packages import require_server_packages
 from nfdt.core.host.private_files import ensure_folder
-from nfdt.core.jobs.rights import Holder, ensure_token_file
+from nfdt.core.jobs.rights import Holder, ensure_token_file, of_worker
 from nfdt.core.wire import workers_pb2, workers_pb2_grpc
 from nfdt.core.wire.channel import open_channel, split_address
 from nfdt.core.wire.status import translate
@@ -33,6 +35,9 @@ from nfdt.jobserver.main import ServerOptions, serve
 from nfdt.launch.machine import find_gpus, route_address
 from nfdt.launch.processes import LocalLauncher
 from nfdt.launch.slot_process import SlotOptions
+
+if TYPE_CHECKING:
+    from nfdt.core.jobs.service import Page
 
 _log = logging.getLogger(__name__)
 
@@ -127,6 +132,9 @@ DIRECTORY = click.Path(path_type=Path)
 @click.option("--listen", default="127.0.0.1:7777", show_default=True, metavar="HOST:PORT", help="Port 0: a free one.")
 @click.option("--state-dir", type=DIRECTORY, default=STATE_DIR, show_default=True, help="Jobs, artifacts, logs.")
 @click.option("--token-file", type=click.Path(path_type=Path), help="Secrets to accept, one per line.")
+@click.option(
+    "--worker-token-file", type=click.Path(path_type=Path), help="Secret for `nfdt worker`, which may not train."
+)
 @click.option("--tls-cert", type=FILE, help="PEM certificate chain; turns TLS on.")
 @click.option("--tls-key", type=FILE, help="Its PEM private key.")
 @click.option("--client-ca", type=FILE, help="Ask clients for certificates signed by one of these.")
@@ -139,29 +147,37 @@ DIRECTORY = click.Path(path_type=Path)
 @click.option("--ui", metavar="HOST:PORT", help="Serve a page for browsers and /metrics there.")
 @click.option("--advertise", default="", metavar="HOST", help="Name under which workers reach this machine.")
 @click.option("--log-level", type=LOG_LEVELS, default="info", show_default=True)
-def server(state_dir: Path, token_file: Path | None, log_level: str, **options: Any) -> None:
+def server(
+    state_dir: Path, token_file: Path | None, worker_token_file: Path | None, log_level: str, **options: Any
+) -> None:
     """Serve jobs until interrupted; prints `listening on HOST:PORT` once it answers.
 
-    A token file that does not exist is made; without --token-file it is `token` in the state directory.
+    Token files that do not exist are made; by default they are `token` and `worker-token` in the state directory.
     """
     log_to_stderr(log_level)
     require_server_packages("nfdt server")
     end_on_sigterm()
     state_dir = ensure_folder(state_dir.expanduser(), "--state-dir")
     token_file = token_file or state_dir / "token"
-    tokens = ensure_token_file(token_file)
+    worker_token_file = worker_token_file or state_dir / "worker-token"
+    tokens = (*ensure_token_file(token_file), *map(of_worker, ensure_token_file(worker_token_file)))
     running = serve(ServerOptions(state_dir, tokens, **options))
     try:
-        click.echo(f"token in {token_file}", err=True)
+        click.echo(f"token in {token_file}, for workers in {worker_token_file}", err=True)
         if running.page is not None:
-            # The first link has the most rights that a token of this server has.
-            roles = ("work", "read", "train", "admin")
-            holder = max(map(Holder.parse, tokens), key=lambda holder: roles.index(holder.role))
-            click.echo(f"page: {running.page.make_link(holder)}", err=True)
+            click.echo(f"page: {_link_for_terminal(running.page, tokens)}", err=True)
         click.echo(f"listening on {running.address}")
         running.wait()
     finally:
         running.stop()
+
+
+def _link_for_terminal(page: Page, tokens: Sequence[str]) -> str:
+    """Return a link with the most rights that a token of this server has; in a log the address only, without a key."""
+    if not sys.stderr.isatty():
+        return f"{page.url} (`nfdt ui` makes a link to it)"
+    roles = ("work", "read", "train", "admin")
+    return page.make_link(max(map(Holder.parse, tokens), key=lambda holder: roles.index(holder.role)))
 
 
 @click.command()

@@ -17,6 +17,7 @@ USER = 1000  # of the image
 STATE = "/var/lib/nfdt"
 RUN = "/run/nfdt"
 TOKEN = "/etc/nfdt/token"
+WORKER_TOKEN = "worker-token"
 TLS = "/etc/nfdt/tls"
 HOME = "/home/nfdt"
 PROBE_PERIOD_S = 30
@@ -46,7 +47,8 @@ class KubernetesOptions:
         grace: Seconds in which slots finish their step and hand over, after SIGTERM.
         storage: Size of a volume that keeps the server's state; None: the state ends with the server's pod.
         allow_code: Whether the server takes jobs that carry code.
-        token: Secret of the server.
+        token: Secret of the server, for those who train.
+        worker_token: Secret of the server for workers and shards.
         max_workers: Number of worker pods to which an autoscaler may raise ``workers``; None: there is no autoscaler.
     """
 
@@ -62,6 +64,7 @@ class KubernetesOptions:
     storage: str | None = None
     allow_code: bool = False
     token: str = field(default="", repr=False)
+    worker_token: str = field(default="", repr=False)
     max_workers: int | None = None
 
     @property
@@ -72,7 +75,8 @@ class KubernetesOptions:
 
 def manifests(options: KubernetesOptions, authority: CertificateAuthority) -> list[KubernetesObject]:
     """Return all manifests, in the order in which they are applied."""
-    documents = [_token(options), _tls(options, authority), _service(options), _policy(options), _server(options)]
+    documents = [_token(options, "token", options.token), _token(options, WORKER_TOKEN, options.worker_token)]
+    documents += [_tls(options, authority), _service(options), _policy(options), _server(options)]
     documents.append(_offer(options, "worker", options.workers, ("--slots", "1"), gpu=options.gpu))
     if options.shards:
         documents.append(_offer(options, "shard", options.shards, ("--shards", "1")))
@@ -94,9 +98,9 @@ def _document(
     return {"apiVersion": api, "kind": kind, "metadata": metadata, **content}
 
 
-def _token(options: KubernetesOptions) -> KubernetesObject:
-    content = {"type": "Opaque", "stringData": {"token": options.token}}
-    return _document(options, "v1", "Secret", f"{options.name}-token", "server", content)
+def _token(options: KubernetesOptions, name: str, secret: str) -> KubernetesObject:
+    content = {"type": "Opaque", "stringData": {name: secret}}
+    return _document(options, "v1", "Secret", f"{options.name}-{name}", "server", content)
 
 
 def _tls(options: KubernetesOptions, authority: CertificateAuthority) -> KubernetesObject:
@@ -135,6 +139,7 @@ def _policy(options: KubernetesOptions) -> KubernetesObject:
 
 def _server(options: KubernetesOptions) -> KubernetesObject:
     serve = ["nfdt", "server", "--listen", f"0.0.0.0:{PORT}", "--state-dir", STATE, "--token-file", f"{RUN}/token"]
+    serve += ["--worker-token-file", f"{RUN}/{WORKER_TOKEN}"]
     serve += ["--tls-cert", f"{TLS}/tls.crt", "--tls-key", f"{TLS}/tls.key", "--ui", f"0.0.0.0:{PAGE_PORT}"]
     health = ["nfdt", "health", "--server", f"localhost:{PORT}", "--ca-file", f"{TLS}/ca.crt"]
     probe = {"exec": {"command": health}, "periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": PROBE_TIMEOUT_S}
@@ -149,11 +154,13 @@ def _server(options: KubernetesOptions) -> KubernetesObject:
     tls = {"name": "tls", "mountPath": TLS, "readOnly": True}
     container["volumeMounts"] += [own, tls, {"name": "state", "mountPath": STATE}]
     # The server refuses a token that others may read; files of a Secret belong to root, and the group may read them.
-    copy = _container(options, "token", ["install", "-m", "600", f"{TOKEN}/token", f"{RUN}/token"])
-    copy["volumeMounts"] += [own, {"name": "token", "mountPath": TOKEN, "readOnly": True}]
-    token = _secret_volume(options, "token", "token")
+    places = {"token": TOKEN, WORKER_TOKEN: f"{TOKEN}-of-workers"}
+    files = [f"{place}/{name}" for name, place in places.items()]
+    copy = _container(options, "token", ["install", "-m", "600", *files, RUN])
+    copy["volumeMounts"] += [own, *({"name": n, "mountPath": path, "readOnly": True} for n, path in places.items())]
+    tokens = [_secret_volume(options, name, name) for name in places]
     certificates = _secret_volume(options, "tls", "ca.crt", "tls.crt", "tls.key")
-    volumes = [token, certificates, {"name": "own-token", "emptyDir": {"medium": "Memory"}}]
+    volumes = [*tokens, certificates, {"name": "own-token", "emptyDir": {"medium": "Memory"}}]
     spec: KubernetesObject = {
         "serviceName": options.name,
         "replicas": 1,
@@ -172,10 +179,10 @@ def _offer(options: KubernetesOptions, role: str, count: int, offer: tuple[str, 
     """Return the pods that offer one slot each, on different machines as far as possible."""
     command = ["nfdt", "worker", "--server", f"{options.host}:{PORT}", "--ca-file", f"{TLS}/ca.crt"]
     command += ["--grace", str(options.grace)]
-    container = _container(options, role, [*command, "--token-file", f"{TOKEN}/token", *offer], gpu)
-    secrets = {"token": TOKEN, "tls": TLS}
+    container = _container(options, role, [*command, "--token-file", f"{TOKEN}/{WORKER_TOKEN}", *offer], gpu)
+    secrets = {WORKER_TOKEN: TOKEN, "tls": TLS}
     container["volumeMounts"] += [{"name": n, "mountPath": path, "readOnly": True} for n, path in secrets.items()]
-    volumes = [_secret_volume(options, "token", "token"), _secret_volume(options, "tls", "ca.crt")]
+    volumes = [_secret_volume(options, WORKER_TOKEN, WORKER_TOKEN), _secret_volume(options, "tls", "ca.crt")]
     spread = {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",

@@ -285,6 +285,6 @@ def serve_on_ray(
         undo.callback(server.stop)
         server.start()
         cluster.reserve(options.cluster.workers, shards, resources, options.start_timeout_s)
-        access = RaySlotAccess(server.address(), server.token, tls.authority)
+        access = RaySlotAccess(server.address(), server.worker_token, tls.authority)
         cluster.start(access, server.stop)
         yield RayServer(server, cluster, str(ca_file))

@@ -29,7 +29,7 @@ class RaySlotAccess:
 
     Attributes:
         address: ``HOST:PORT`` of the server.
-        token: Its secret.
+        token: Its secret for workers.
         authority: PEM certificates to trust.
     """
 

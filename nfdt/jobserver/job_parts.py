@@ -47,7 +47,8 @@ class JobParts:
     def connect_shards(self) -> ShardClients:
         """Return a client of the shards at their current addresses."""
         addresses = [job_slot.address for job_slot in self.slots.shards]
-        return connect_shards(addresses, self.manifest, self.slots.shard_key, authority=self.slots.shard_ca)
+        security = {"authority": self.slots.shard_ca, "insecure": self.slots.server.insecure}
+        return connect_shards(addresses, self.manifest, self.slots.shard_key, **security)
 
     def wait_for(self, missing: Callable[[], list[str]]) -> None:
         """Wait until ``missing`` names no part any more.

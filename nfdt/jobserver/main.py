@@ -24,15 +24,16 @@ import grpc
 from nfdt.core.errors import NfdtError, UsageError
 from nfdt.core.host.child_process import Parent
 from nfdt.core.host.local_servers import LocalServer, described, servers_folder
+from nfdt.core.host.logs import log_to_stderr
 from nfdt.core.host.machine import use_one_arena, versions
 from nfdt.core.host.private_files import ensure_folder
 from nfdt.core.host.startup import note_start
 from nfdt.core.jobs.artifacts import ArtifactStore
-from nfdt.core.jobs.rights import AuditLog, Holder, Holders, ensure_token_file
+from nfdt.core.jobs.rights import AuditLog, Holder, Holders, ensure_token_file, of_worker
 from nfdt.core.jobs.service import JobsService
 from nfdt.core.wire import jobs_pb2_grpc, workers_pb2_grpc
 from nfdt.core.wire.channel import is_loopback, join_address, make_server, split_address
-from nfdt.core.wire.doorkeeper import raise_descriptor_limit
+from nfdt.core.wire.doorkeeper import ConnectionLimits, most_connections, raise_descriptor_limit
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.scheduler import Scheduler
 from nfdt.jobserver.server_parts import (
@@ -55,6 +56,7 @@ GRACE_S = 2.0
 PARENT_POLL_S = 1.0  # interval of checks of the parent process
 MAX_THREADS = 4096  # of calls that are no coroutines
 MAX_CALLS = 2**16
+PAGE_CONNECTIONS = 512
 COLLECT = 20_000, 20, 50  # thresholds of the garbage collector: each full collection visits all slots
 
 
@@ -110,8 +112,12 @@ def _occupy(state_dir: Path) -> int:
     return lock
 
 
-def _bind(options: ServerOptions, holders: Holders) -> tuple[grpc.Server, str, str]:
-    """Create the server; return it, its address, and a plain-text loopback address for this machine's own slots."""
+def _bind(options: ServerOptions, holders: Holders, most: int) -> tuple[grpc.Server, str, str]:
+    """Create a server of at most ``most`` connections.
+
+    Returns:
+        The server, its address, and a plain-text loopback address for this machine's own slots.
+    """
 
     def authenticate(method: str, token: str) -> bool:
         holder = holders.find(token)
@@ -127,6 +133,7 @@ def _bind(options: ServerOptions, holders: Holders) -> tuple[grpc.Server, str, s
         client_ca=options.client_ca,
         insecure=options.insecure,
         max_threads=MAX_THREADS,
+        limits=ConnectionLimits.of(most),
         most_calls=MAX_CALLS,
     )
     host, _ = split_address(address)
@@ -146,7 +153,9 @@ def serve(options: ServerOptions) -> RunningServer:
     holders = Holders(options.tokens, Holder(slot_token, "own slots", "work"))
     raise_descriptor_limit()
     use_one_arena()
-    server, address, local = _bind(options, holders)
+    most = most_connections()
+    of_page = min(PAGE_CONNECTIONS, most // 4) if options.ui else 0
+    server, address, local = _bind(options, holders, most - of_page)
     options = replace(options, advertise=shard_host(options))
     lock = _occupy(options.state_dir)
     audit = AuditLog(options.state_dir / "audit.log")
@@ -164,7 +173,7 @@ def serve(options: ServerOptions) -> RunningServer:
     launcher, rings = make_launchers(options, local, slot_token)
     context = make_context(options, launcher, rings, artifacts, holders)
     scheduler = Scheduler(context)
-    page = make_page(options, context.store, artifacts, scheduler, holders, audit) if options.ui else None
+    page = make_page(options, context.store, artifacts, scheduler, holders, audit, of_page) if options.ui else None
     jobs = JobsService(
         context.store,
         artifacts,
@@ -223,7 +232,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--insecure", action="store_true")
     parser.add_argument("--insecure-allreduce", action="store_true")
     parser.add_argument("--allow-code", action="store_true")
-    parser.add_argument("--embedded", action="store_true", help="token from standard input, end when it closes")
+    parser.add_argument("--embedded", action="store_true", help="tokens from standard input, end when it closes")
     parser.add_argument("--folder", type=Path, help="of an embedded server: removed at the end, with all that is in it")
     parser.add_argument(
         "--no-slots", dest="slot_command", action="store_const", const=(), help="start neither workers nor shards"
@@ -247,7 +256,8 @@ def _ring(text: str) -> RingShape:
 
 def _read_token(arguments: argparse.Namespace) -> Sequence[str]:
     if arguments.embedded:
-        return (sys.stdin.readline().strip(),)
+        words = sys.stdin.readline().split()
+        return (*words[:1], *map(of_worker, words[1:]))
     ensure_folder(arguments.state_dir, "--state-dir")
     return ensure_token_file(arguments.token_file or arguments.state_dir / "token")
 
@@ -288,9 +298,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     note_start("job server", "has imported")
     gc.set_threshold(*COLLECT)
     arguments, parent = _parse(argv), Parent()
-    logging.basicConfig(
-        level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-    )
+    log_to_stderr(arguments.log_level)
     known = {f.name for f in fields(ServerOptions)}
     try:
         tokens = _read_token(arguments)

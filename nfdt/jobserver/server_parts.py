@@ -188,8 +188,9 @@ def make_page(
     runner: JobRunner,
     holders: Holders,
     audit: AuditLog,
+    most: int,
 ) -> PageServer:
-    """Return the page for browsers, which serves once it is started.
+    """Return the page for browsers, which serves at most ``most`` connections at a time once it is started.
 
     Raises:
         NotInstalled: Its packages are missing.
@@ -200,5 +201,6 @@ def make_page(
     from nfdt.web.pages import PageSource
     from nfdt.web.server import PageAddress, PageServer
 
-    address = PageAddress(str(options.ui), options.tls_cert, options.tls_key, options.insecure, options.advertise)
+    tls = options.tls_cert, options.tls_key
+    address = PageAddress(str(options.ui), *tls, options.insecure, options.advertise, most)
     return PageServer(address, PageSource(store, artifacts, runner, holders, audit))

@@ -159,6 +159,7 @@ class GrpcShardClients:
         owners: Trainable variable to which each optimizer variable belongs, -1 for none; None: unknown.
         made: Tables, by index, that shards make, and that a state of a client lacks.
         authority: PEM certificate of the authority of those shards that are not on loopback; None: plain text.
+        insecure: Whether plain text may leave this machine.
     """
 
     def __init__(
@@ -170,10 +171,11 @@ class GrpcShardClients:
         owners: Sequence[int] | None = None,
         made: Collection[int] = (),
         authority: bytes | None = None,
+        insecure: bool = False,
     ) -> None:
         self._addresses = list(addresses)
         self._cut = StateCut(layout, len(addresses), owners, made)
-        self._channels = [_open(address, token, authority) for address in addresses]
+        self._channels = [_open(address, token, authority, insecure) for address in addresses]
         self._stubs: list[Any] = [shards_pb2_grpc.ShardStub(channel) for channel in self._channels]
         write, reply = f"/{SHARD_SERVICE}/Write", pb.AdminReply.FromString
         self._writes = [channel.stream_unary(write, None, reply) for channel in self._channels]  # bytes
@@ -335,14 +337,12 @@ def _again(call: Callable[[int], Any], index: int) -> Any:
         return call(index)
 
 
-def connect_shards(
-    addresses: Sequence[str], manifest: Manifest, token: str, *, authority: bytes | None = None
-) -> ShardClients:
-    """Return the client of the shards that hold a program."""
+def connect_shards(addresses: Sequence[str], manifest: Manifest, token: str, **security: Any) -> ShardClients:
+    """Return the client of the shards that hold a program; ``security`` as of :class:`GrpcShardClients`."""
     owners, made = manifest.optimizer_owners, manifest.made
-    return GrpcShardClients(addresses, manifest.layout, token, owners=owners, made=made, authority=authority)
+    return GrpcShardClients(addresses, manifest.layout, token, owners=owners, made=made, **security)
 
 
-def _open(address: str, token: str, authority: bytes | None) -> grpc.Channel:
+def _open(address: str, token: str, authority: bytes | None, insecure: bool) -> grpc.Channel:
     trusted = None if is_loopback(split_address(address)[0]) else authority
-    return open_channel(address, token, ca_file=trusted, max_message_bytes=DATA_BYTES)
+    return open_channel(address, token, ca_file=trusted, insecure=insecure, max_message_bytes=DATA_BYTES)

@@ -31,7 +31,7 @@ class RendezvousInfo:
 
     Attributes:
         address: ``host:port`` at which rank 0 serves.
-        token: Secret that it accepts.
+        token: Secret that it accepts from workers.
         authority: PEM certificates that signed the server's own; empty if it serves without TLS.
     """
 

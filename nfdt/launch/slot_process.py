@@ -47,7 +47,7 @@ class SlotOptions:
         prefix: Prefix of the slots' names.
         host: Address of this machine at which others reach the slots; shards listen on it.
         tls: PEM files: ``ca_file`` with certificates to trust, if the server uses TLS, and ``cert_file`` and
-            ``key_file`` to present to a server that asks for certificates.
+            ``key_file`` to present to a server that asks for certificates; ``insecure``: True to do without.
         gpus: ``CUDA_VISIBLE_DEVICES`` of worker i is ``gpus[i % len(gpus)]``; empty: as inherited.
         wait_s: Seconds for which a slot retries a server that does not answer.
         grace_s: Seconds from the request to end a slot until its process ends in any case.
@@ -79,8 +79,8 @@ def slot_arguments(options: SlotOptions, role: Role, name: str) -> list[str]:
         argv += ["--wait", str(options.wait_s)]
     if options.grace_s != GRACE_S:
         argv += ["--grace", str(options.grace_s)]
-    for name, file in options.tls.items():
-        argv += [f"--{name.replace('_', '-')}", file]
+    for name, value in options.tls.items():
+        argv += [f"--{name.replace('_', '-')}", *([] if value is True else [value])]
     return argv
 
 

@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from nfdt.core.host.logs import log_to_stderr
 from nfdt.core.host.private_files import replacing
 from nfdt.core.host.warm import (
     DESCRIPTORS,
@@ -152,7 +153,7 @@ def _search_as(environment: dict[str, str]) -> None:
 def main() -> int:
     """Run ``python -m nfdt.launch.warm_server FOLDER LOG``, which prints one JSON line when it serves, or why not."""
     folder, log = Path(sys.argv[1]), sys.argv[2]
-    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    log_to_stderr("info")
     # One warm server for each user and machine: the lock ends with its process, however that ends.
     lock = os.open(folder / f"warm-{socket.gethostname()}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

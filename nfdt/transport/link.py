@@ -261,7 +261,8 @@ class ShardConnector:
         address: ``host:port`` of the shard's service.
         token: Token of the worker.
         timeout_s: Longest wait.
-        **security: ``ca_file``, ``cert_file``, ``key_file`` of :func:`nfdt.core.wire.channel.open_channel`.
+        **security: ``ca_file``, ``cert_file``, ``key_file``, ``insecure`` of
+            :func:`nfdt.core.wire.channel.open_channel`.
     """
 
     def __init__(self, address: str, token: str, timeout_s: float, **security: Any) -> None:

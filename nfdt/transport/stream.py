@@ -61,7 +61,8 @@ class StreamClient:
             :meth:`begin_lookup` requests rows.
         emulated: Delays requests and replies.
         patience: Time to search for a shard that cannot be reached; None: one more attempt.
-        **security: ``ca_file``, ``cert_file``, ``key_file`` of :func:`nfdt.core.wire.channel.open_channel`.
+        **security: ``ca_file``, ``cert_file``, ``key_file``, ``insecure`` of
+            :func:`nfdt.core.wire.channel.open_channel`.
     """
 
     def __init__(

@@ -95,13 +95,21 @@ class Pages:
         series: Recent numbers of the workers.
         cookie: Name of the cookie. Browsers do not separate cookies by port, so each port needs its own name.
         secure: Whether the page is served over TLS.
+        admit: Called with the address of a connection on which a valid token or cookie has arrived.
     """
 
     def __init__(
-        self, source: PageSource, sessions: PageSessions, series: WorkerSeries, *, cookie: str, secure: bool
+        self,
+        source: PageSource,
+        sessions: PageSessions,
+        series: WorkerSeries,
+        *,
+        cookie: str,
+        secure: bool,
+        admit: Callable[[str, int], None],
     ) -> None:
         self._source, self._sessions, self._series = source, sessions, series
-        self._cookie, self._secure = cookie, secure
+        self._cookie, self._secure, self._admit = cookie, secure, admit
         self._parse = functools.lru_cache(maxsize=PARSED)(parse_job)
 
     def app(self) -> Starlette:
@@ -126,8 +134,12 @@ class Pages:
     def _find_holder(self, request: Request) -> Holder | None:
         authorization = request.headers.get("authorization", "")
         if authorization.startswith(_BEARER):
-            return self._source.holders.find(authorization.removeprefix(_BEARER))
-        return self._sessions.holder(request.cookies.get(self._cookie, ""))
+            holder = self._source.holders.find(authorization.removeprefix(_BEARER))
+        else:
+            holder = self._sessions.holder(request.cookies.get(self._cookie, ""))
+        if holder is not None and request.client:
+            self._admit(*request.client)
+        return holder
 
     def _holder(self, request: Request, method: str) -> Holder:
         """Return the holder of the request's cookie or token.

@@ -6,6 +6,7 @@ import logging
 import socket
 import threading
 from dataclasses import dataclass
+from typing import Any
 
 import uvicorn
 
@@ -13,11 +14,12 @@ from nfdt.core.errors import Refused, ServerUnreachable, UsageError
 from nfdt.core.jobs.rights import Holder
 from nfdt.core.wire.channel import is_loopback, join_address, split_address
 from nfdt.core.wire.connection import server_tls
+from nfdt.core.wire.doorkeeper import ConnectionLimits, Doorkeeper
 from nfdt.web.pages import Pages, PageSource
 from nfdt.web.series import WorkerSeries
 from nfdt.web.sessions import PageSessions
 
-MOST_CONNECTIONS = 512  # more are answered with status 503
+BACKLOG = 64  # connections that wait to be accepted; asyncio accepts so many at a time
 START_S = 30.0
 STOP_S = 5.0
 _ANY = ("0.0.0.0", "::")
@@ -33,6 +35,7 @@ class PageAddress:
         key: PEM private key.
         insecure: Whether an address other than loopback without TLS is allowed.
         host: Name in links where ``listen`` is every address of the machine.
+        most: Number of connections at a time; further ones are closed.
     """
 
     listen: str
@@ -40,6 +43,29 @@ class PageAddress:
     key: str | None = None
     insecure: bool = False
     host: str = "127.0.0.1"
+    most: int = 512
+
+
+class _Listener(socket.socket):
+    """Listening socket that has at most ``most`` accepted connections at a time: each uses a descriptor.
+
+    The web server's own limit counts a connection after its TLS handshake only, and keeps it while it is refused.
+    """
+
+    def __init__(self, listening: socket.socket, most: int) -> None:
+        super().__init__(fileno=listening.detach())
+        self._most = most
+        self._accepted: list[socket.socket] = []
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept a connection, or close it and raise ConnectionAbortedError, after which asyncio goes on."""
+        connection, peer = super().accept()
+        self._accepted = [one for one in self._accepted if one.fileno() >= 0]
+        if len(self._accepted) >= self._most:
+            connection.close()
+            raise ConnectionAbortedError("The page has too many connections.")
+        self._accepted.append(connection)
+        return connection, peer
 
 
 class PageServer:
@@ -62,16 +88,27 @@ class PageServer:
         self._sessions = PageSessions()
         self._series = WorkerSeries(source.store)
         cookie = f"nfdt-{self._socket.getsockname()[1]}"
-        pages = Pages(source, self._sessions, self._series, cookie=cookie, secure=address.cert is not None)
+        self._doorkeeper = Doorkeeper(ConnectionLimits.of(address.most))
+        self._doorkeeper.ports.add(self._socket.getsockname()[1])
+        pages = Pages(
+            source,
+            self._sessions,
+            self._series,
+            cookie=cookie,
+            secure=address.cert is not None,
+            admit=self._doorkeeper.admit_address,
+        )
         config = uvicorn.Config(
             pages.app(),
+            loop="asyncio",  # which accepts with the listener's own method
             ssl_certfile=address.cert,
             ssl_keyfile=address.key,
             log_config=None,
             access_log=False,
             lifespan="off",
             timeout_graceful_shutdown=1,
-            limit_concurrency=MOST_CONNECTIONS,
+            backlog=BACKLOG,
+            proxy_headers=False,  # a connection is known by its own address
             server_header=False,
         )
         self._server = uvicorn.Server(config)
@@ -86,6 +123,7 @@ class PageServer:
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
         self._series.start()
         self._thread.start()
+        self._doorkeeper.start()
         waiting = threading.Event()
         for _ in range(int(START_S / 0.01)):
             if self._server.started or not self._thread.is_alive():
@@ -97,6 +135,7 @@ class PageServer:
     def stop(self) -> None:
         """End all streams and serve no more."""
         self._server.should_exit = True
+        self._doorkeeper.stop()
         self._series.stop()
         if self._thread.is_alive():
             self._thread.join(STOP_S)
@@ -108,7 +147,7 @@ class PageServer:
         return f"{self.url}open?key={self._sessions.make_link(holder)}{job}"
 
 
-def _bind(address: PageAddress) -> tuple[socket.socket, str]:
+def _bind(address: PageAddress) -> tuple[_Listener, str]:
     """Return a listening socket and the page's URL."""
     host, port = split_address(address.listen)
     if not (address.cert or address.insecure or is_loopback(host)):
@@ -120,7 +159,7 @@ def _bind(address: PageAddress) -> tuple[socket.socket, str]:
         server_tls(address.cert, address.key, None)  # the web server's own errors name no file
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family)
+        listener = _Listener(socket.create_server((host, port), family=family, backlog=BACKLOG), address.most)
     except OSError as error:
         raise UsageError(f"--ui {address.listen}: expected an address that is free. Received: {error}.") from None
     listener.set_inheritable(False)

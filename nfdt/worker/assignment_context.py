@@ -32,7 +32,7 @@ class AssignmentContext:
         ending: Event that is set when this process shall end after the current step.
         moves: Announcements of where the job's shards serve.
         host: Address of this machine at which others reach the slot.
-        tls: ``ca_file``, ``cert_file``, ``key_file`` of :func:`nfdt.core.wire.channel.open_channel`.
+        tls: ``ca_file``, ``cert_file``, ``key_file``, ``insecure`` of :func:`nfdt.core.wire.channel.open_channel`.
         patience_s: Time limit for a server, or a shard, that does not answer, in seconds.
         spans: What this process does for the job.
         worlds: Worlds of a rank.
@@ -51,6 +51,11 @@ class AssignmentContext:
     patience_s: float
     spans: SpanRing = field(default_factory=SpanRing)
     worlds: RankWorlds = field(default_factory=RankWorlds)
+
+    @property
+    def insecure(self) -> bool:
+        """Whether shards may be reached in plain text: the job server is, on loopback or because somebody insisted."""
+        return not self.tls.get("ca_file")
 
     def send_spans(self, spans: pb.SlotSpans) -> None:
         """Send what this process did to the trace of the job."""

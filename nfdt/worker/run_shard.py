@@ -49,7 +49,7 @@ def run_shard(assignment: pb.ShardAssignment, context: AssignmentContext, kept: 
         kept=kept,
         spans=context.spans,
         stored=lambda artifact: load_state(reader.path(artifact)),
-        insecure=not context.tls.get("ca_file"),  # a server reached in plain text was started as insecure
+        insecure=context.insecure,
     )
     try:
         note_start(context.name, "shard serves")

@@ -60,8 +60,8 @@ def run_worker(
         return Patience(context.patience_s, context.stopped)
 
     def connect(shards: ins.MoveShards) -> StreamClient:
-        authority = shards.shard_ca or None
-        return connect_to(shards.shards, token=shards.shard_token, patience=make_patience(), ca_file=authority)
+        tls = {"ca_file": shards.shard_ca or None, "insecure": context.insecure}
+        return connect_to(shards.shards, token=shards.shard_token, patience=make_patience(), **tls)
 
     shards, authority = tuple(assignment.shards), assignment.shard_ca
     context.moves.announce(

@@ -21,6 +21,7 @@ from typing import Any
 from nfdt.core.errors import NfdtError, NotInstalled, ServerUnreachable
 from nfdt.core.host.child_process import die_with_parent
 from nfdt.core.host.keras_backend import TENSORFLOW, VARIABLE, current_backend
+from nfdt.core.host.logs import log_to_stderr
 from nfdt.core.host.machine import give_back_memory
 from nfdt.core.host.startup import not_importing, note_start, quick_imports, without_allocator_threads
 from nfdt.core.wire import workers_pb2 as pb
@@ -52,7 +53,7 @@ class SlotProcess:
         token: Token of the server.
         role: ``"worker"`` or ``"shard"``.
         name: Name of the slot, unique among the server's slots.
-        tls: ``ca_file``, ``cert_file``, ``key_file`` of :func:`nfdt.core.wire.channel.open_channel`.
+        tls: ``ca_file``, ``cert_file``, ``key_file``, ``insecure`` of :func:`nfdt.core.wire.channel.open_channel`.
         host: Address of this machine at which others reach the slot; shards listen on it.
         patience_s: Time limit for a server, or a shard, that does not answer, in seconds.
         end: Request to end this process; None: it will not come.
@@ -278,13 +279,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--token-file")
     for name in ("--ca-file", "--cert-file", "--key-file"):
         parser.add_argument(name)
+    parser.add_argument("--insecure", action="store_true", help="send the token in plain text to another machine")
     parser.add_argument("--host", default=LOOPBACK, help="address of this machine at which others reach the slot")
     parser.add_argument("--wait", type=float, default=PATIENCE_S, metavar="SECONDS", help="for a server that is silent")
     parser.add_argument("--grace", type=float, default=GRACE_S, metavar="SECONDS", help="to end in order")
     parser.add_argument("--watch-stdin", action="store_true", help="exit when standard input closes; end at any input")
     parser.add_argument("--log-level", default="info")
     options = parser.parse_args(argv)
-    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr(options.log_level)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if options.role == "shard":
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
@@ -297,7 +299,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.token_file:
         token = Path(options.token_file).read_text().strip()
     try:
-        tls = {name: getattr(options, name) for name in ("ca_file", "cert_file", "key_file")}
+        tls = {name: getattr(options, name) for name in ("ca_file", "cert_file", "key_file", "insecure")}
         place = (options.server, token, options.role, options.name)
         with translated(options.server):
             SlotProcess(*place, tls=tls, host=options.host, patience_s=options.wait, end=end).run()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
+from contextlib import closing
 
 import pytest
 from nfdt_client.connection import JobsClient
+from nfdt_client.connection_options import read_token
 
+from nfdt.core.errors import PolicyRefused
 from tests.support.certificates import self_signed
 from tests.support.fakes import Client
 from tests.support.scripts import DEADLINE_S, NFDT, environment, start_server, stop
@@ -102,6 +105,18 @@ def test_a_path_that_cannot_be_used_is_refused_in_one_message(tmp_path, monkeypa
     assert name in message
     assert reason in message
     assert "xpected" in message
+
+
+def test_a_server_makes_a_token_for_workers_beside_its_own(tmp_path):
+    cluster = start_server(tmp_path)
+    try:
+        file = cluster.state_dir / "worker-token"
+        assert file.stat().st_mode & 0o777 == 0o600
+        with closing(JobsClient(cluster.address, read_token(file))) as thief:
+            with pytest.raises(PolicyRefused, match="whose role is work"):
+                thief.list()
+    finally:
+        stop(cluster.process)
 
 
 def test_a_log_dir_that_cannot_be_used_is_refused_at_once(tmp_path):

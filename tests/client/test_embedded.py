@@ -8,14 +8,16 @@ import subprocess
 import sys
 import tempfile
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
 from nfdt_client import embedded
+from nfdt_client.connection import JobsClient
 from nfdt_client.embedded import EmbeddedServer
 
-from nfdt.core.errors import ServerUnreachable
+from nfdt.core.errors import PolicyRefused, ServerUnreachable
 
 ANSWERS = 'import json, sys; t = sys.stdin.readline().strip(); print(json.dumps({"address": t[:8] + ":1"}), flush=True)'
 
@@ -35,6 +37,20 @@ def test_it_gets_its_token_by_stdin_and_ends_when_that_closes():
     assert not process.is_running()
     assert not Path(directory).exists()
     child.stop()
+
+
+def test_workers_of_other_machines_get_a_token_that_may_not_train():
+    started = EmbeddedServer(0, 0)
+    started.start()
+    try:
+        with closing(JobsClient(started.address(), started.token)) as script:
+            assert script.list() == []
+        with closing(JobsClient(started.address(), started.worker_token)) as thief:
+            thief.describe()
+            with pytest.raises(PolicyRefused, match="whose role is work"):
+                thief.list()
+    finally:
+        started.stop()
 
 
 def test_one_that_does_not_listen_is_terminated_then_killed(monkeypatch):

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from nfdt_client.connection_options import read_token
+from nfdt_client.connection_options import find_server, read_token
 from nfdt_client.options import resolve, resolve_each
 
 import nfdt
@@ -126,6 +126,39 @@ def test_tokens_come_from_the_environment_or_a_file_and_are_never_shown(tmp_path
 def test_a_token_in_a_shared_file_is_refused(tmp_path):
     (tmp_path / "nfdt.toml").write_text('token = "secret"\n')
     with pytest.raises(UsageError, match="token_file"):
+        layered(directory=tmp_path)
+
+
+SERVER = 'server = "host:1"\n'
+
+
+@pytest.mark.parametrize("name", ["/etc/hostname", "../token", "link", "~/token"])
+def test_a_file_that_names_a_server_may_not_name_a_token_outside_its_folder(tmp_path, monkeypatch, name):
+    (checkout := tmp_path / "checkout").mkdir()
+    monkeypatch.chdir(checkout)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "token").write_text("mine")
+    (checkout / "link").symlink_to(tmp_path / "token")
+    (checkout / "nfdt.toml").write_text(f'token_file = "{name}"\n')
+    assert layered({"server": "host:1"}).has_token  # the server is the user's choice
+    (checkout / "nfdt.toml").write_text(SERVER + f'token_file = "{name}"\n')
+    for resolving in (layered, lambda: find_server({})):
+        with pytest.raises(UsageError, match="expected a token_file inside"):
+            resolving()
+
+
+def test_a_token_beside_the_file_that_names_the_server_is_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "token").write_text("ours")
+    (tmp_path / "nfdt.toml").write_text(SERVER + 'token_file = "token"\n')
+    assert find_server({}).token() == layered().token() == "ours"
+
+
+def test_plain_text_is_not_asked_for_by_a_file(tmp_path):
+    assert layered({"server": "host:1"}, {"NFDT_INSECURE": "1"}, tmp_path).tls == {"insecure": True}
+    assert layered({"server": "host:1", "insecure": False}, {"NFDT_INSECURE": "1"}, tmp_path).tls == {}
+    (tmp_path / "nfdt.toml").write_text(SERVER + "insecure = true\n")
+    with pytest.raises(UsageError, match="plain text"):
         layered(directory=tmp_path)
 
 

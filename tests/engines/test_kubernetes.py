@@ -11,7 +11,7 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +19,11 @@ import kubernetes_validate
 import pytest
 from click.testing import CliRunner
 from cryptography import x509
+from nfdt_client.connection import JobsClient
 
 from nfdt.cli import cli
 from nfdt.cli.kubernetes import CPU_IMAGE, GPU_IMAGE
+from nfdt.core.errors import PolicyRefused
 from nfdt.engines.kubernetes import WANTED
 from tests.support.command_lines import command_of
 from tests.support.pods import PodFolder, component, controllers, of_kind, read_manifests
@@ -221,22 +223,34 @@ def test_names_and_ports_agree(documents):
 
 
 def test_pods_run_without_rights_and_without_secrets_in_their_commands(documents):
-    (token,) = [s["stringData"]["token"] for s in of_kind(documents, "Secret") if "token" in s["stringData"]]
-    assert len(token) >= 32
+    opaque = [secret["stringData"] for secret in of_kind(documents, "Secret") if secret["type"] == "Opaque"]
+    tokens = [value for values in opaque for value in values.values()]
+    assert len({*tokens}) == 2
+    assert min(map(len, tokens)) >= 32
     for controller in controllers(documents):
         spec = controller["spec"]["template"]["spec"]
         assert spec["securityContext"]["runAsNonRoot"]
         assert not spec["automountServiceAccountToken"]
-        assert token not in str(spec)
+        assert not any(token in str(spec) for token in tokens)
         for container in [*spec.get("initContainers", []), *spec["containers"]]:
             assert container["securityContext"]["readOnlyRootFilesystem"]
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
+def test_only_the_server_s_pod_has_its_key_and_the_token_that_may_train(documents):
+    for controller in controllers(documents):
+        secrets = [
+            volume["secret"] for volume in controller["spec"]["template"]["spec"]["volumes"] if "secret" in volume
+        ]
+        keys = {item["key"] for secret in secrets for item in secret["items"]}
+        others = {"worker-token", "ca.crt"}
+        assert keys == (others | {"token", "tls.crt", "tls.key"} if component(controller) == "server" else others)
+
+
 def test_two_runs_share_no_secret():
     first, second = ([secret["stringData"] for secret in of_kind(generate(*SMALL), "Secret")] for _ in range(2))
-    assert first[0]["token"] != second[0]["token"]
-    assert first[1]["tls.key"] != second[1]["tls.key"]
+    assert not {*first[0].values(), *first[1].values()} & {*second[0].values(), *second[1].values()}
+    assert first[2]["tls.key"] != second[2]["tls.key"]
 
 
 @pytest.mark.parametrize(
@@ -275,7 +289,7 @@ class RunningPods:
     def script(self, path: Path, text: str, *options: str) -> subprocess.Popen:
         """Run a script as a client of the cluster."""
         path.write_text(DIGITS + text)
-        root = self.pods["worker"].root
+        root = self.pods["server"].root
         files = {"NFDT_TOKEN_FILE": str(root / "token" / "token"), "NFDT_CA_FILE": str(root / "tls" / "ca.crt")}
         return subprocess.Popen(
             [*NFDT, "run", "--server", self.address, "--workers", "1", *options, str(path)],
@@ -330,11 +344,15 @@ def test_the_commands_of_the_containers_train_and_serve_metrics(documents, pods,
         trusted = ssl.create_default_context(cafile=root / "tls" / "ca.crt")
         with urllib.request.urlopen(request, context=trusted, timeout=DEADLINE_S) as reply:
             metrics = reply.read().decode()
+        of_worker = (pods["worker"].root / "worker-token" / "worker-token").read_text()
+        with closing(JobsClient(cluster.address, of_worker, ca_file=str(root / "tls" / "ca.crt"))) as thief:
+            with pytest.raises(PolicyRefused, match="whose role is work"):
+                thief.list()
     assert client.returncode == 0, errors[-4000:]
     assert sum(one["samples"] for one in json.loads(output.splitlines()[-1]).values()) == 600
     assert 'nfdt_jobs{state="succeeded"} 1.0' in metrics
     assert f"{WANTED} 0.0" in metrics
-    assert os.stat(root / "own-token" / "token").st_mode & 0o777 == 0o600
+    assert [os.stat(file).st_mode & 0o777 for file in (root / "own-token").iterdir()] == [0o600, 0o600]
 
 
 @pytest.mark.parametrize("documents", [generate(*SMALL)], ids=["in-pod"])

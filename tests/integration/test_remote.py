@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import select
 import shutil
+import socket
 import subprocess
 import sys
 
@@ -151,6 +153,36 @@ def test_a_public_address_without_tls_is_refused(tmp_path):
     )
     assert done.returncode == 5
     assert "--insecure" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["jobs", "list"], ["worker"], ["run"]], ids=" ".join)
+def test_no_command_sends_its_token_in_plain_text_to_another_machine(tmp_path, words):
+    (script := tmp_path / "script.py").write_text("raise AssertionError('the script has begun')")
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+        address = f"0.0.0.0:{listener.getsockname()[1]}"  # reaches this machine, but is no loopback address
+        done = subprocess.run(
+            [*NFDT, *words, "--server", address, *([str(script)] if words == ["run"] else [])],
+            env=environment(NFDT_TOKEN="secret"),
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+        )
+        assert not select.select([listener], [], [], 0)[0], "a connection was made"
+    assert done.returncode == 5
+    assert "--insecure" in done.stderr
+
+
+def test_who_insists_trains_in_plain_text(run_script, tmp_path):
+    cluster = start_server(tmp_path, "--listen", "0.0.0.0:0", "--insecure")
+    workers = start_workers(cluster, 2, "--insecure")
+    try:
+        got = answer(run_script(DIGITS + FIT.format(options="insecure=True", epochs=1), **cluster.env()))
+        assert got["samples"] >= 1500
+        done = nfdt_command(cluster, "jobs", "list", "--insecure")
+        assert done.returncode == 0, done.stderr
+        assert "succeeded" in done.stdout
+    finally:
+        stop(workers, cluster.process)
 
 
 @pytest.mark.feature("`mpirun ... nfdt mpi`", area="Launchers and environments")

@@ -1,12 +1,14 @@
 import hashlib
+import os
 import shutil
 import stat
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from nfdt.core.errors import PolicyRefused, ProtocolError, UsageError
-from nfdt.core.jobs.artifacts import EVICT_AFTER_S, ArtifactStore
+from nfdt.core.jobs.artifacts import EVICT_AFTER_S, EXPIRE_EVERY_S, FILE_BYTES, ORPHAN_S, ArtifactStore
 
 
 def sha(data: bytes) -> str:
@@ -47,6 +49,82 @@ def test_an_upload_may_begin_again_from_zero(store):
         store.receive(NAME, 10, 0, [(0, DATA[:4])])
     store.receive(NAME, 10, 0, [(0, DATA)])
     assert store.read(NAME) == DATA
+
+
+def test_what_one_owner_began_spoils_no_upload_of_another(store):
+    with pytest.raises(ProtocolError, match="Resume"):
+        store.receive(NAME, 10, 0, [(0, b"9876")], "mallory")
+    assert store.have_bytes(NAME, "mallory") == 4
+    assert store.have_bytes(NAME, "alice") == 0
+    store.receive(NAME, 10, 0, [(0, DATA)], "alice")
+    assert store.read(NAME) == DATA
+
+
+def test_an_upload_that_one_owner_holds_open_delays_no_other(store):
+    def slowly():
+        yield 0, DATA[:4]
+        store.receive(NAME, 10, 0, [(0, DATA)], "alice")
+        yield 4, DATA[4:]
+
+    store.receive(NAME, 10, 0, slowly(), "mallory")
+    assert store.read(NAME) == DATA
+    assert store.room() == ArtifactStore(store.root).room()  # it is counted once
+
+
+def test_uploads_that_no_job_names_take_half_of_the_free_room(tmp_path):
+    store = ArtifactStore(tmp_path / "a", quota_bytes=8 * FILE_BYTES)
+
+    def upload(number, owner="bob", limited=True):
+        data = bytes([number]) * FILE_BYTES
+        store.receive(sha(data), len(data), 0, [(0, data)], owner, limited=limited)
+        return sha(data)
+
+    first = [upload(number) for number in range(3)]
+    with pytest.raises(PolicyRefused, match="no job names"):
+        upload(3)
+    store.claim(first)
+    upload(3)  # a job names the others
+    upload(4)
+    with pytest.raises(PolicyRefused, match="no job names"):
+        upload(5)
+    upload(6, owner="alice")
+    upload(7, owner="root", limited=False)
+
+
+def test_small_files_count_for_the_disk_s_number_of_files(tmp_path):
+    store = ArtifactStore(tmp_path / "a", quota_bytes=8 * FILE_BYTES)
+    for number in range(3):
+        store.receive(sha(bytes([number])), 1, 0, [(0, bytes([number]))], "bob", limited=True)
+    with pytest.raises(PolicyRefused, match="no job names"):
+        store.receive(NAME, 10, 0, [(0, DATA)], "bob", limited=True)
+
+
+def test_what_no_job_names_expires(tmp_path):
+    clock = [0.0]
+    store = ArtifactStore(tmp_path / "a", now=lambda: clock[0])
+    named, orphan = store.put(b"named"), store.put(b"orphan")
+    with pytest.raises(ProtocolError, match="Resume"):
+        store.receive(NAME, 10, 0, [(0, DATA[:4])], "bob", limited=True)
+    began = store.path(named).stat().st_mtime
+    clock[0] = began + ORPHAN_S - 60
+    store.expire(lambda: {named})
+    assert store.has(orphan)
+    clock[0] = began + ORPHAN_S + 1
+    store.expire(lambda: pytest.fail("looked for files twice in an hour"))
+    clock[0] = began + ORPHAN_S + EXPIRE_EVERY_S
+    store.expire(lambda: {named})
+    assert [file.name for file in store.root.iterdir()] == [named]
+
+
+def test_what_a_client_asks_for_is_young_again(tmp_path):
+    clock = [time.time()]
+    store = ArtifactStore(tmp_path / "a", now=lambda: clock[0])
+    name = store.put(DATA)
+    os.utime(store.path(name), (0, 0))
+    assert store.renew(name)
+    assert not store.renew(sha(b"another"))
+    store.expire(set)
+    assert store.has(name)
 
 
 def test_a_wrong_content_is_thrown_away(store):

@@ -47,11 +47,11 @@ class Folder:
         self.full = threading.Event()
         fill, create = ArtifactStore._fill, ArtifactStore.create
 
-        def fill_half(store, sha256, digest, total, at, chunks):
+        def fill_half(store, sha256, partial, digest, total, at, chunks):
             if self.full.is_set():
-                store._partial(sha256).write_bytes(bytes(total // 2))
+                partial.write_bytes(bytes(total // 2))
                 raise OSError(errno.ENOSPC, "No space left on device")
-            fill(store, sha256, digest, total, at, chunks)
+            fill(store, sha256, partial, digest, total, at, chunks)
 
         @contextmanager
         def create_half(store, *sizes):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import stat
 import threading
 
+import grpc
 import pytest
 
 from nfdt.core.errors import PolicyRefused, UsageError
+from nfdt.core.jobs.admission import Limits
+from nfdt.core.jobs.artifacts import FILE_BYTES
 from nfdt.core.wire import jobs_pb2
 from tests.support.fakes import DEADLINE_S, TOKEN
 
@@ -61,6 +65,42 @@ def test_a_reader_changes_nothing(job, cluster):
         reader.call("Delete", jobs_pb2.DeleteRequest(job_id=job))
     with pytest.raises(PolicyRefused, match="FindMissing"):
         reader.call("FindMissing", jobs_pb2.ArtifactNames(sha256=["0" * 64]))
+
+
+def test_an_unfinished_upload_spoils_none_of_another_owner(start, cluster):
+    start(tokens=TOKENS)
+    data = b"public data"
+    name = hashlib.sha256(data).hexdigest()
+    bob, alice = cluster.client(BOB), cluster.client(ALICE)
+
+    def send(client, content):
+        return client.stub.Upload(iter([jobs_pb2.Chunk(sha256=name, total_bytes=len(data), data=content)]))
+
+    def have_bytes(client):
+        found = client.call("FindMissing", jobs_pb2.ArtifactNames(sha256=[name])).missing
+        return [missing.have_bytes for missing in found]
+
+    with pytest.raises(grpc.RpcError):
+        send(bob, b"garbage")
+    assert have_bytes(bob) == [len(b"garbage")]
+    assert have_bytes(alice) == [0]
+    assert send(alice, data).total_bytes == len(data)
+    assert have_bytes(alice) == have_bytes(bob) == []
+
+
+def test_uploads_without_a_job_are_limited_for_users_and_not_for_administrators(start, cluster):
+    start(tokens=TOKENS, limits=Limits(state_dir_bytes=4 * FILE_BYTES))
+
+    def send(token, number):
+        data = bytes([number]) * FILE_BYTES
+        chunk = jobs_pb2.Chunk(sha256=hashlib.sha256(data).hexdigest(), total_bytes=len(data), data=data)
+        cluster.client(token).stub.Upload(iter([chunk]))
+
+    send(BOB, 1)
+    with pytest.raises(grpc.RpcError, match="no job names"):
+        send(BOB, 2)
+    send(TOKEN, 2)
+    send(TOKEN, 3)
 
 
 def test_a_worker_s_token_is_for_slots(job, cluster):

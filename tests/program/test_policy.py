@@ -50,6 +50,35 @@ def test_what_is_not_on_the_list_is_refused_wherever_it_stands(evil, section, pr
         unpack(manifest, program.artifacts.__getitem__, allow_code=False)
 
 
+LAYER = {"module": "keras.layers", "class_name": "Dense", "config": {"units": 1}}
+SCHEDULE = {"module": "keras.optimizers.schedules", "class_name": "CosineDecay", "config": {}}
+FUNCTION = {"module": "builtins", "class_name": "function", "registered_name": "function"}
+
+
+@pytest.mark.parametrize(
+    "key", ["kernel_constraint", "bias_initializer", "activity_regularizer", "learning_rate", "inner_optimizer"]
+)
+@pytest.mark.parametrize(
+    "other", [LAYER, {**LAYER, "module": "keras.losses", "class_name": "MeanSquaredError"}], ids=str
+)
+def test_a_layer_or_loss_stands_for_no_other_kind(key, other, program):
+    with pytest.raises(PolicyRefused, match=key):
+        check_policy(program.manifest.replaced(model=[LAYER, {"config": {key: other}}]))
+
+
+@pytest.mark.parametrize("section", ["optimizer", "constraints"])
+def test_a_schedule_is_neither_an_optimizer_nor_a_constraint(section, program):
+    with pytest.raises(PolicyRefused, match=section):
+        check_policy(program.manifest.replaced(**{section: [SCHEDULE]}))
+
+
+@pytest.mark.parametrize("name", ["get", "deserialize", "serialize"])
+def test_functions_that_make_objects_are_no_activations(name, program):
+    check_policy(program.manifest.replaced(model={**FUNCTION, "config": "relu"}))
+    with pytest.raises(PolicyRefused):
+        check_policy(program.manifest.replaced(model={**FUNCTION, "config": name}))
+
+
 def test_depth_is_limited(program):
     deep = []
     for _ in range(300):

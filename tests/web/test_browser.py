@@ -10,6 +10,7 @@ import shutil
 import signal
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import keras
@@ -64,7 +65,8 @@ def cluster(tmp_path_factory):
 @pytest.fixture(scope="module")
 def page(cluster, chromium):
     """Return the page's address, after the link has been opened in the browser."""
-    (link,) = re.findall(r"page: (\S+)", (cluster.state_dir.parent / "server.log").read_text())
+    with closing(JobsClient(cluster.address, cluster.token_file.read_text())) as client:
+        link = client.open_page()
     chromium.get(link)
     return link.partition("open?")[0]
 

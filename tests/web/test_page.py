@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pty
 import re
 import secrets
 import signal
 import subprocess
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import keras
@@ -28,12 +31,13 @@ READER, TRAINER = secrets.token_hex(16), secrets.token_hex(16)
 
 
 def link_of(cluster: ServerProcess) -> str:
-    """Return the link that the server has printed last."""
-    return re.findall(r"page: (\S+)", (cluster.state_dir.parent / "server.log").read_text())[-1]
+    """Return a new link with the rights of the server's token."""
+    with closing(JobsClient(cluster.address, cluster.token_file.read_text())) as client:
+        return client.open_page()
 
 
 def page_of(cluster: ServerProcess) -> str:
-    return link_of(cluster).partition("open?")[0]
+    return re.findall(r"page: (\S+)", (cluster.state_dir.parent / "server.log").read_text())[-1]
 
 
 def events_of(found: list[dict]) -> list[Event]:
@@ -106,6 +110,27 @@ def test_a_link_opens_the_page_once_and_leaves_a_cookie_that_scripts_cannot_read
     assert cookie.has_nonstandard_attr("HttpOnly")
     assert browser.status("api/jobs") == 200
     assert Browser(browser.url).status(link) == 401
+
+
+def test_no_log_has_a_key(cluster):
+    log = (cluster.state_dir.parent / "server.log").read_text()
+    assert page_of(cluster) in log
+    assert "key=" not in log
+
+
+def test_a_terminal_gets_a_link(tmp_path):
+    ours, theirs = pty.openpty()
+    command = [*NFDT, "server", "--listen", "127.0.0.1:0", "--state-dir", str(tmp_path), "--ui", "127.0.0.1:0"]
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=theirs)
+    try:
+        os.close(theirs)
+        assert process.stdout.readline()
+        text = os.read(ours, 2**16).decode()
+        (link,) = re.findall(r"page: (\S+)", text)
+        assert Browser(link.partition("open?")[0]).status(link) == 200
+    finally:
+        stop(process)
+        os.close(ours)
 
 
 @pytest.mark.parametrize("path", ["", "jobs/job-1", "api/jobs", "api/jobs/job-1", "api/jobs/job-1/stream", "metrics"])

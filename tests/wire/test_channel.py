@@ -315,6 +315,14 @@ def test_insecure_must_be_explicit():
     server.stop(None).wait()
 
 
+@pytest.mark.parametrize("address", ["0.0.0.0:1", "192.0.2.1:80", "example.org:80", "[::]:1"])
+def test_a_token_leaves_this_machine_without_tls_only_if_somebody_insists(address):
+    with pytest.raises(Refused, match="--insecure"):
+        open_channel(address, "secret")
+    open_channel(address, "secret", insecure=True).close()
+    open_channel(address, "").close()  # a health check has none
+
+
 def test_a_port_in_use_is_a_usage_error(address):
     with pytest.raises(UsageError, match="Cannot listen"):
         make_server(address, authenticate=lambda method, token: True)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import select
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,14 +14,14 @@ import psutil
 import pytest
 
 from nfdt.core.wire import jobs_pb2, jobs_pb2_grpc
-from nfdt.core.wire.channel import make_server, open_channel, same_token, split_address
+from nfdt.core.wire.channel import make_server, open_channel, same_token
 from nfdt.core.wire.doorkeeper import ConnectionLimits, _peer
 from nfdt.core.wire.status import answering
+from tests.support.strangers import DEADLINE_S, Strangers
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="the doorkeeper looks at Linux's /proc")
 
 TOKEN = "secret"
-DEADLINE_S = 60.0
 LATE = ConnectionLimits(total=100, strangers=20, strangers_of_one=10, stranger_s=3600.0)
 SOON = ConnectionLimits(total=100, stranger_s=0.5)
 
@@ -61,35 +58,6 @@ def serve(request) -> Iterator:
     yield start
     for server in servers:
         server.stop(None).wait()
-
-
-class Strangers:
-    """Connections that send nothing."""
-
-    def __init__(self, address: str) -> None:
-        self._address = split_address(address)
-        self.open: list[socket.socket] = []
-
-    def connect(self, count: int, source: str = "127.0.0.1") -> None:
-        for _ in range(count):
-            self.open.append(socket.create_connection(self._address, DEADLINE_S, source_address=(source, 0)))
-
-    def close(self) -> None:
-        for one in self.open:
-            one.close()
-
-    def until(self, most: int) -> None:
-        """Wait until the server has left at most ``most`` of them open."""
-        deadline = time.monotonic() + DEADLINE_S
-        while len(self.open) > most:
-            poll = select.poll()
-            for one in self.open:
-                poll.register(one, select.POLLRDHUP | select.POLLHUP)
-            ended = {descriptor for descriptor, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)}
-            assert ended, f"{len(self.open)} connections are open, expected at most {most}"
-            for one in [one for one in self.open if one.fileno() in ended]:
-                one.close()
-                self.open.remove(one)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import signal
 import threading
 
@@ -21,6 +22,23 @@ from nfdt.transport.stream import StreamClient
 from tests.support.scripted_worker import Job, work
 from tests.support.slot_server import DEADLINE_S, SlotServer
 
+
+def configured(module, name, **config):
+    return {"module": module, "class_name": name, "config": config, "registered_name": None}
+
+
+FROM_FILE = {"filepath": "/etc/hostname", "call_endpoint": "serve"}
+HOSTILE = {
+    "a Lambda as optimizer": {"optimizer": configured("keras.layers", "Lambda", function="x")},
+    "a SavedModel as optimizer": {"optimizer": configured("keras.layers", "TFSMLayer", **FROM_FILE)},
+    "a layer as optimizer": {"optimizer": configured("keras.layers", "Dense", units=1)},
+    "a file of words": {"optimizer": configured("keras.layers", "TextVectorization", vocabulary="/etc/hostname")},
+    "a layer as schedule": {
+        "optimizer": configured("keras.optimizers", "SGD", learning_rate=configured("keras.layers", "Dense", units=1))
+    },
+    "a layer as constraint": {"constraints": [configured("keras.layers", "Activation", activation="tanh")]},
+    "code as attribute": {"optimizer_attributes": {"x": {"class_name": "__lambda__", "config": {"value": "AAAA"}}}},
+}
 ONES = np.ones((4, 1), np.float32)
 JOB = "job-1"
 WAIT = pb.NextReply(wait=pb.Wait())
@@ -75,6 +93,19 @@ def weights_at(job, address, key):
         return np.array(client.pull().weights)
     finally:
         client.close()
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_shard_gives_keras_only_what_a_job_without_code_may_use(job, start, what):
+    program = job.manifest.replaced(**HOSTILE[what]).to_bytes()
+    name = hashlib.sha256(program).hexdigest()
+    job.blobs[name] = program
+    server, _ = start("shard")
+    spec = job.spec.model_copy(update={"program": name}).model_dump_json()
+    server.assign(shard=pb.ShardAssignment(job_id=JOB, spec_json=spec, shards=1, job_token="key"))
+    failed = server.message().failed
+    assert failed.exception_type == "PolicyRefused", failed
+    assert re.search("not on the list|may not have|not a file", failed.message)
 
 
 def test_a_shard_s_newer_assignment_of_the_job_supersedes_the_one_before(job, start):

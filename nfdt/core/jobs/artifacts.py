@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import logging
+import math
 import os
 import re
 import secrets
@@ -28,6 +29,9 @@ MAX_RANGES = 65536
 MAX_RANGE_BYTES = 256 * 2**20
 UPLOAD_WAIT_S = 600.0
 EVICT_AFTER_S = 3600.0
+ORPHAN_S = 24 * 3600.0  # time in which a job must name an uploaded file
+EXPIRE_EVERY_S = 3600.0
+FILE_BYTES = 16 * 2**10  # that a file counts at least for its owner: the disk has as many files
 _NAME = re.compile(r"[0-9a-f]{64}")
 _PARTIAL = ".partial"
 
@@ -91,7 +95,9 @@ class ArtifactStore:
         self.root = root
         self._quota, self._largest = quota_bytes, max_artifact_bytes
         self._in_use, self._lasting, self._now = in_use, lasting, now
-        self._writing: set[str] = set()
+        self._writing: set[str] = set()  # by the names of their partial files, without the suffix
+        self._orphans: dict[str, dict[str, int]] = {}  # by owner, the sizes of uploads that no job names yet
+        self._expire_at = -math.inf
         self._idle = threading.Condition()
         self._used = sum(f.stat().st_size for f in root.iterdir())
 
@@ -119,13 +125,47 @@ class ArtifactStore:
         """Return whether the artifact is here, complete."""
         return (self.root / check_name(sha256)).is_file()
 
-    def have_bytes(self, sha256: str) -> int:
-        """Return the number of bytes of an incomplete artifact: the offset at which an upload may resume."""
-        partial = self._partial(sha256)
+    def renew(self, sha256: str) -> bool:
+        """Return whether the artifact is here, complete; a job that names it is awaited from now on."""
+        found = self.has(sha256)
+        if found:
+            with contextlib.suppress(FileNotFoundError):  # removed in this moment
+                os.utime(self.root / sha256)
+        return found
+
+    def have_bytes(self, sha256: str, owner: str = "") -> int:
+        """Return the number of bytes of an owner's incomplete artifact: the offset at which its upload may resume."""
+        partial = self._partial(sha256, owner)
         return partial.stat().st_size if partial.exists() else 0
 
-    def _partial(self, sha256: str) -> Path:
-        return self.root / (check_name(sha256) + _PARTIAL)
+    def _partial(self, sha256: str, owner: str) -> Path:
+        """Return the file of an upload: each owner has one, as nobody's bytes are verified before the end."""
+        infix = f".{hashlib.sha256(owner.encode()).hexdigest()[:16]}" if owner else ""
+        return self.root / f"{check_name(sha256)}{infix}{_PARTIAL}"
+
+    def claim(self, names: Iterable[str]) -> None:
+        """Count the artifacts that a job names as orphans no more."""
+        with self._idle:
+            for name in names:
+                self._forget(name)
+
+    def _forget(self, sha256: str) -> None:
+        for held in self._orphans.values():
+            held.pop(sha256, None)
+
+    def expire(self, named: Callable[[], set[str]]) -> None:
+        """Remove files that no job names and that are older than a day; look for them once an hour at most.
+
+        ``named`` returns the names of the artifacts of all jobs.
+        """
+        with self._idle:
+            if self._now() < self._expire_at:
+                return
+            self._expire_at = self._now() + EXPIRE_EVERY_S
+        keep = named()
+        with self._idle:
+            for file in self._unneeded(keep, ORPHAN_S):
+                self._remove(file, "has expired")
 
     def put(self, *parts: Data) -> str:
         """Store the concatenated bytes of all parts and return their name."""
@@ -157,43 +197,77 @@ class ArtifactStore:
         self._check_size("of a job's state", size)
         self._make_room(size)
         partial = self.root / f"{secrets.token_hex(32)}{_PARTIAL}"
-        before = after = 0
         try:
             with self._storing("of a job's state", size), open(partial, "w+b", opener=private) as file:
                 os.posix_fallocate(file.fileno(), 0, size)  # else a full disk is noticed when the file is read
                 new = NewArtifact(file.fileno())
                 yield new
-                before = size if self.has(new.name) else 0
                 self._finish(file.fileno(), partial, new.name)
-                after = size
         finally:
             partial.unlink(missing_ok=True)
-            with self._idle:
-                self._used += after - before
 
-    def receive(self, sha256: str, total_bytes: int, offset: int, chunks: Iterable[tuple[int, Data]]) -> int:
+    def receive(
+        self,
+        sha256: str,
+        total_bytes: int,
+        offset: int,
+        chunks: Iterable[tuple[int, Data]],
+        owner: str = "",
+        *,
+        limited: bool = False,
+    ) -> int:
         """Write an artifact from (offset, data) chunks that begin at ``offset`` and follow in order.
 
-        Received bytes are kept when the chunks break off: the upload can resume there.
+        Received bytes are kept when the chunks break off: the same owner's upload can resume there.
+
+        Args:
+            sha256: Name of the artifact.
+            total_bytes: Its size.
+            offset: Number of bytes that are here.
+            chunks: The others.
+            owner: Who uploads it; "": the server itself.
+            limited: Whether the owner's uploads that no job names yet may take half of the free room at most.
 
         Returns:
             The artifact's size in bytes.
 
         Raises:
-            PolicyRefused: the artifact is too large, or does not fit into the quota.
+            PolicyRefused: the artifact is too large, or does not fit into the quota or the owner's part of the room.
             ProtocolError: the chunks are out of order or exceed ``total_bytes``, or their hash is not the name.
             NotStored: the disk is full; received bytes are deleted.
         """
         self._check_size(sha256, total_bytes)
-        self._acquire(sha256)
+        partial = self._partial(sha256, owner)
+        self._acquire(partial)
         try:
             if not self.has(sha256):
-                self._write(sha256, total_bytes, offset, chunks)
+                if limited:
+                    self._count_orphan(sha256, total_bytes, owner)
+                self._write(sha256, partial, total_bytes, offset, chunks)
             return self.path(sha256).stat().st_size
         finally:
             with self._idle:
-                self._writing.discard(sha256)
+                self._writing.discard(partial.name)
                 self._idle.notify_all()
+
+    def _count_orphan(self, sha256: str, size: int, owner: str) -> None:
+        """Count an upload for its owner until a job names it.
+
+        Raises:
+            PolicyRefused: The owner has too many such bytes.
+        """
+        free = min(shutil.disk_usage(self.root).free, self._quota - self._used)
+        with self._idle:
+            held = self._orphans.setdefault(owner, {})
+            others = sum(held.values()) - held.get(sha256, 0)
+            size = max(size, FILE_BYTES)
+            if 2 * (others + size) > free:  # whether or not the others are on the disk by now
+                raise PolicyRefused(
+                    f"Artifact {sha256}: expected uploads that no job names yet to take at most half of the free room, "
+                    f"{free // 2} bytes. Received: {others} bytes, and {size} more. Submit their job, or "
+                    f"wait: after {ORPHAN_S / 3600:.0f} hours they are removed."
+                )
+            held[sha256] = size
 
     def _check_size(self, what: str, size: int) -> None:
         if not 0 <= size <= self._largest:
@@ -216,44 +290,52 @@ class ArtifactStore:
         """Give a complete file its name: once its bytes are on the disk, even after a loss of power, where it lasts."""
         if self._lasting:
             os.fsync(file)
-        partial.replace(self.root / sha256)
+        size = os.fstat(file).st_size
+        with self._idle:
+            if not self.has(sha256):  # another owner's upload may have been faster
+                self._used += size
+            partial.replace(self.root / sha256)
         if self._lasting:
             sync_folder(self.root)
 
-    def _acquire(self, sha256: str) -> None:
-        """Wait for another writer of this artifact, then become its only writer."""
-        check_name(sha256)
+    def _acquire(self, partial: Path) -> None:
+        """Wait for another writer of this file, then become its only writer."""
         with self._idle:
-            if not self._idle.wait_for(lambda: sha256 not in self._writing, UPLOAD_WAIT_S):
-                raise PolicyRefused(f"Artifact {sha256} is being uploaded by somebody else. Try again later.")
-            self._writing.add(sha256)
+            if not self._idle.wait_for(lambda: partial.name not in self._writing, UPLOAD_WAIT_S):
+                raise PolicyRefused(f"Artifact {partial.name[:64]} is being uploaded already. Try again later.")
+            self._writing.add(partial.name)
 
-    def _write(self, sha256: str, total: int, offset: int, chunks: Iterable[tuple[int, Data]]) -> None:
-        have = self.have_bytes(sha256) if offset else 0
+    def _write(self, sha256: str, partial: Path, total: int, offset: int, chunks: Iterable[tuple[int, Data]]) -> None:
+        before = partial.stat().st_size if partial.exists() else 0
+        have = before if offset else 0
         if offset != have:
             raise ProtocolError(f"Artifact {sha256}: expected to resume at byte {have}. Received: byte {offset}.")
         self._make_room(total - have)
-        partial = self._partial(sha256)
         digest = hashlib.sha256()
         if offset:  # the hash covers what arrived with earlier uploads too
             with partial.open("rb") as file:
                 hashlib.file_digest(file, lambda: digest)
-        before = self.have_bytes(sha256)
         try:
             with self._storing(sha256, total):
-                self._fill(sha256, digest, total, offset, chunks)
+                self._fill(sha256, partial, digest, total, offset, chunks)
         except NotStored:
             partial.unlink(missing_ok=True)
             raise
         finally:
-            now = partial.stat().st_size if partial.exists() else total if self.has(sha256) else 0
             with self._idle:
-                self._used += now - before
+                self._used += (partial.stat().st_size if partial.exists() else 0) - before
+                if not (partial.exists() or self.has(sha256)):
+                    self._forget(sha256)
 
     def _fill(
-        self, sha256: str, digest: hashlib._Hash, total: int, at: int, chunks: Iterable[tuple[int, Data]]
+        self,
+        sha256: str,
+        partial: Path,
+        digest: hashlib._Hash,
+        total: int,
+        at: int,
+        chunks: Iterable[tuple[int, Data]],
     ) -> None:
-        partial = self._partial(sha256)
         flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if at else os.O_TRUNC)
         with os.fdopen(os.open(partial, flags, 0o600), "wb") as file:
             for offset, data in chunks:
@@ -285,17 +367,25 @@ class ArtifactStore:
     def _evict(self, wanted: int) -> None:
         """Delete files that no job needs, oldest first, until ``wanted`` bytes are free."""
         # A client uploads its files before it submits its job: recent files are kept although no job names them yet.
-        keep, oldest = self._in_use(), self._now() - EVICT_AFTER_S
-        for file in sorted(self.root.iterdir(), key=lambda f: f.stat().st_mtime):
-            name, stat = file.name.removesuffix(_PARTIAL), file.stat()
+        for file in self._unneeded(self._in_use(), EVICT_AFTER_S):
             if wanted <= 0:
                 return
-            if name in keep or name in self._writing or stat.st_mtime > oldest:
-                continue
-            _log.info("artifact %s (%d bytes) makes room", name, stat.st_size)
-            file.unlink()
-            self._used -= stat.st_size
-            wanted -= stat.st_size
+            wanted -= self._remove(file, "makes room")
+
+    def _unneeded(self, keep: set[str], age_s: float) -> list[Path]:
+        """Return files that nobody writes, whose names are not to be kept, and that are older; the oldest first."""
+        files = sorted((file.stat().st_mtime, file) for file in self.root.iterdir())
+        old = [file for mtime, file in files if mtime <= self._now() - age_s]
+        return [file for file in old if file.name[:64] not in keep and file.name not in self._writing]
+
+    def _remove(self, file: Path, why: str) -> int:
+        """Remove a file; return its size in bytes."""
+        size = file.stat().st_size
+        _log.info("artifact %s (%d bytes) %s", file.name, size, why)
+        file.unlink()
+        self._used -= size
+        self._forget(file.name[:64])
+        return size
 
     def intact(self, sha256: str) -> bool:
         """Return whether the artifact is here and its content has its hash."""
@@ -311,6 +401,7 @@ class ArtifactStore:
             size = path.stat().st_size if path.exists() else 0
             path.unlink(missing_ok=True)
             self._used -= size
+            self._forget(sha256)
             return size
 
     def read(self, sha256: str) -> bytes:

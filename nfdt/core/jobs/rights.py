@@ -171,6 +171,11 @@ def ensure_token_file(path: Path) -> tuple[str, ...]:
     return read_tokens(path)
 
 
+def of_worker(secret: str) -> str:
+    """Return the line of a token file that gives a secret to ``nfdt worker``."""
+    return f"workers work {secret}"
+
+
 def _unusable(path: Path, error: OSError | UnicodeDecodeError) -> UsageError:
     what = error.strerror if isinstance(error, OSError) else "no UTF-8 text"
     return UsageError(

@@ -123,9 +123,10 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
         """Return the artifacts that are not complete here."""
         if len(request.sha256) > MAX_NAMES:
             raise UsageError(f"Artifact names: expected at most {MAX_NAMES}. Received: {len(request.sha256)}.")
-        missing = [name for name in request.sha256 if not self.artifacts.has(name)]
+        owner = self._holder(context).owner
+        missing = [name for name in request.sha256 if not self.artifacts.renew(name)]
         return pb.MissingArtifacts(
-            missing=[pb.MissingArtifact(sha256=n, have_bytes=self.artifacts.have_bytes(n)) for n in missing]
+            missing=[pb.MissingArtifact(sha256=n, have_bytes=self.artifacts.have_bytes(n, owner)) for n in missing]
         )
 
     @answering
@@ -144,7 +145,10 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
                     )
                 yield chunk.offset, chunk.data
 
-        total = self.artifacts.receive(first.sha256, first.total_bytes, first.offset, chunks())
+        holder = self._holder(context)
+        self.artifacts.expire(self._needed)
+        place, limited = (first.sha256, first.total_bytes, first.offset), holder.role != "admin"
+        total = self.artifacts.receive(*place, chunks(), holder.owner, limited=limited)
         return pb.UploadReceipt(sha256=first.sha256, total_bytes=total)
 
     @answering
@@ -159,7 +163,10 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
         if len(request.spec_json) > MAX_SPEC_BYTES:
             raise UsageError(f"Job specification: expected at most {MAX_SPEC_BYTES} bytes.")
         by = SubmittingClient(self._holder(context), context.peer(), request.session)
-        return self._submissions.submit(parse_job(request.spec_json), by, request.name)
+        spec = parse_job(request.spec_json)
+        reply = self._submissions.submit(spec, by, request.name)
+        self.artifacts.claim(artifact_names(spec))
+        return reply
 
     @answering
     def Resume(self, request: pb.JobRef, context: Any) -> pb.SubmitReply:
@@ -198,6 +205,7 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
         self._record(request.job_id, context)
         if action == "set_weights":
             self.artifacts.path(request.set_weights.artifact)
+            self.artifacts.claim([request.set_weights.artifact])
         if action == "cancel":
             self._write_audit("cancel", request.job_id, context)
         self.runner.control(request)
@@ -264,6 +272,10 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
         holder = self._holder(context)
         return pb.PageLink(url=self.page.make_link(holder, request.job_id) if self.page is not None else "")
 
+    def _needed(self) -> set[str]:
+        """Return the artifacts of all jobs, those that have ended included."""
+        return self.runner.artifacts_in_use().union(*map(artifacts_of, self.store.jobs()))
+
     @answering
     def Delete(self, request: pb.DeleteRequest, context: Any) -> pb.DeleteReply:
         """Remove one job that has ended, or all that ended long ago, and the artifacts that no other job needs."""
@@ -275,8 +287,7 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
         for record in records:
             self.store.delete(record.job_id)
         # Jobs share artifacts, for instance the data of two runs of a script.
-        needed = self.runner.artifacts_in_use().union(*map(artifacts_of, self.store.jobs()))
-        unneeded = set[str]().union(*map(artifacts_of, records)) - needed
+        unneeded = set[str]().union(*map(artifacts_of, records)) - self._needed()
         freed = sum(self.artifacts.delete(name) for name in unneeded)
         for record in records:
             _log.info("job %s is deleted", record.job_id)

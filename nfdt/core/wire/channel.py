@@ -90,6 +90,7 @@ def open_channel(
     ca_file: Pem | None = None,
     cert_file: Pem | None = None,
     key_file: Pem | None = None,
+    insecure: bool = False,
     max_message_bytes: int = CONTROL_BYTES,
 ) -> grpc.Channel:
     """Return a channel to ``address`` that sends ``token`` with every call; nothing is sent yet.
@@ -100,9 +101,19 @@ def open_channel(
         ca_file: PEM certificates to trust, or their file. TLS is used when this is given, plain text otherwise.
         cert_file: PEM certificate of this client, for servers that require one (mutual TLS).
         key_file: PEM private key of this client.
+        insecure: Allow a token in plain text to an address that is not loopback.
         max_message_bytes: Larger messages fail, in both directions.
+
+    Raises:
+        Refused: the token would be sent in plain text, without ``insecure``.
+        UsageError: the address is malformed, or the files for TLS are unusable.
     """
     host, _ = split_address(address)
+    if token and not (ca_file or insecure or is_loopback(host)):
+        raise Refused(
+            f"{address}: without TLS the token would be sent in plain text over the network. Name the certificates "
+            "to trust (--ca-file, NFDT_CA_FILE), or insist with --insecure (NFDT_INSECURE=true)."
+        )
     options = [
         *_options(max_message_bytes, 2.0, 6.0),  # a cut connection is opened again within seconds
         ("grpc.use_local_subchannel_pool", 1),
@@ -208,7 +219,7 @@ def make_server(
             f"Listening on {address} without TLS would send tokens and code in plain text over the network. "
             "Give a certificate and key (--tls-cert, --tls-key), listen on 127.0.0.1, or insist with --insecure."
         )
-    limits = limits or ConnectionLimits(most_connections())
+    limits = limits or ConnectionLimits.of(most_connections())
     doorkeeper = Doorkeeper(limits)
     options = [
         *_options(max_message_bytes, 30.0, 60.0),  # the job server counts heartbeats

@@ -2,7 +2,7 @@
 
 grpcio accepts every connection and does not list them, so the sockets of this process are inspected through /proc. A
 connection is a stranger until a call with a valid token has arrived on it. Strangers beyond the limits are shut down,
-which grpcio handles as the end of the connection. Linux only; elsewhere only grpcio's own limits hold.
+which the server handles as the end of the connection. Linux only; elsewhere only the servers' own limits hold.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ConnectionLimits:
     """Limits on the connections of a server.
 
     Attributes:
-        total: Number of all connections; grpcio closes further ones.
+        total: Number of all connections; the server closes further ones.
         strangers: Number of connections without a valid token so far, from all addresses.
         strangers_of_one: Number of connections without a valid token so far, from one address.
         stranger_s: Longest time that a connection may stay without a token, in seconds.
@@ -53,6 +53,12 @@ class ConnectionLimits:
     strangers: int = 256
     strangers_of_one: int = 64
     stranger_s: float = 10.0
+
+    @classmethod
+    def of(cls, total: int) -> ConnectionLimits:
+        """Return limits for so many connections, at most half of them without a token."""
+        half = max(1, total // 2)
+        return cls(total, min(cls.strangers, half), min(cls.strangers_of_one, half))
 
 
 @dataclass
@@ -91,6 +97,10 @@ class Doorkeeper:
         name = context.peer()
         if name not in self._known and (peer := _peer(name)) is not None:
             self._known[name] = peer
+
+    def admit_address(self, host: str, port: int) -> None:
+        """Mark the connection from this address as known, because something that is valid has arrived on it."""
+        self._known.setdefault(f"{host} {port}", (_normal(host), port))
 
     def _watch(self) -> None:
         took_s = 0.0
@@ -141,7 +151,7 @@ class Doorkeeper:
             late = now - one.since >= limits.stranger_s
             if late or held[host] > limits.strangers_of_one or total > limits.strangers:
                 self._warnings.warn("connection from %s without a token is closed", host)
-                self._shut_down(one)  # grpcio handles it as the end of the connection
+                self._shut_down(one)
                 held[host] -= 1
                 total -= 1
 

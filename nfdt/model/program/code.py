@@ -24,6 +24,7 @@ from nfdt.core.errors import CaptureError, PolicyRefused, ProtocolError, Version
 from nfdt.model.program.by_value import ObjectPickler, ObjectUnpickler, attributes_of
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.own_modules import own_modules_by_value, packages_of
+from nfdt.model.program.policy import check_policy
 
 logger = logging.getLogger(__name__)
 
@@ -159,14 +160,16 @@ def described(obj: Any) -> str:
 
 
 def load_code(manifest: Manifest, read: Callable[[str], bytes | memoryview], *, allow_code: bool) -> dict[str, Any]:
-    """Load the custom objects that configurations of the program name; none for a config job.
+    """Load the custom objects that configurations of the program name; none for a config job, which is checked.
 
     Raises:
-        PolicyRefused: the program carries code and ``allow_code`` is False.
+        PolicyRefused: the program carries code and ``allow_code`` is False, or it is a config job with something that
+            is not on the list of :mod:`nfdt.model.program.policy`.
         VersionMismatch: the code was pickled by another minor version of Python.
         ProtocolError: the code cannot be unpickled here.
     """
     if manifest.is_plain:
+        check_policy(manifest)
         return {}
     if not allow_code:
         raise PolicyRefused(

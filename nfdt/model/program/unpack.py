@@ -30,7 +30,6 @@ from nfdt.model.program.forward_check import check_outputs
 from nfdt.model.program.local_optimizers import build_local_optimizers, state_variables
 from nfdt.model.program.manifest import GIVEN, Manifest
 from nfdt.model.program.optimizer import INNER_OPTIMIZER, OPTIMIZER, inner_optimizer, set_attributes, unscaled
-from nfdt.model.program.policy import check_policy
 from nfdt.model.program.state import State, StateRanges, load_state
 from nfdt.model.program.untrained import path_of
 
@@ -159,8 +158,6 @@ def load_from(
 
 
 def _build_from_config(program: Manifest) -> Any:
-    if not program.is_code:
-        check_policy(program)
     model = serialization_lib.deserialize_keras_object(program.model, safe_mode=not program.is_code)
     if not isinstance(model, keras.Model):
         raise ProtocolError(f"Program: expected a model. Received: {type(model).__name__}.")
