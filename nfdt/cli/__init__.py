@@ -15,6 +15,7 @@ import click
 import nfdt
 from nfdt.cli.script import INTERRUPTED
 from nfdt.core.errors import NfdtError
+from nfdt.core.host.startup import quiet_grpc
 
 
 class LazyCommands(click.Group):
@@ -35,6 +36,7 @@ class LazyCommands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the chosen command."""
+        quiet_grpc()
         try:
             return super().invoke(ctx)
         except NfdtError as error:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import click
-import grpc
 
 from nfdt.cli.options import FILE
 from nfdt.core.errors import ServerUnreachable
 from nfdt.core.host.packages import require_server_packages
 from nfdt.core.wire.channel import open_channel
+from nfdt.core.wire.status import translated
 
 
 @click.command()
@@ -23,11 +23,8 @@ def health(server: str, ca_file: str | None, timeout_s: float) -> None:
     require_server_packages("nfdt health")
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    try:
-        with open_channel(server, "", ca_file=ca_file) as channel:
-            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
-    except grpc.RpcError as error:
-        raise ServerUnreachable(f"{server} does not answer within {timeout_s:g} s: {error.details()}.") from None
+    with translated(server), open_channel(server, "", ca_file=ca_file) as channel:
+        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
         raise ServerUnreachable(f"{server} answers, but does not serve.")
     click.echo(f"{server} serves")

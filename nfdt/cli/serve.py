@@ -147,7 +147,7 @@ def server(state_dir: Path, token_file: Path | None, log_level: str, **options: 
     log_to_stderr(log_level)
     require_server_packages("nfdt server")
     end_on_sigterm()
-    state_dir = ensure_folder(state_dir.expanduser(), "--state-dir")
+    state_dir = ensure_folder(state_dir.expanduser().absolute(), "--state-dir")
     token_file = token_file or state_dir / "token"
     tokens = ensure_token_file(token_file)
     running = serve(ServerOptions(state_dir, tokens, **options))
