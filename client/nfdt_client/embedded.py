@@ -49,10 +49,12 @@ class StartedServer(Protocol):
     Attributes:
         token: Secret that it accepts.
         ca_file: PEM certificates to trust; None: it talks in plain text.
+        is_warm: Whether a warm server has started it.
     """
 
     token: str
     ca_file: str | None
+    is_warm: bool
 
     def address(self) -> str:
         """Wait until the server serves and return its ``HOST:PORT``."""

@@ -166,7 +166,13 @@ class InteractiveJob:
 
 
 def start_line(
-    job_id: str, spec: JobSpec, server: pb.ServerDescription, link: str, arguments: Iterable[str] = ()
+    job_id: str,
+    spec: JobSpec,
+    server: pb.ServerDescription,
+    link: str,
+    arguments: Iterable[str] = (),
+    *,
+    warm: bool = False,
 ) -> str:
     """Return the line that announces a job: algorithm, workers, and what can be opened on this machine.
 
@@ -176,9 +182,10 @@ def start_line(
         server: Its server.
         link: Link to its page; "" without a page.
         arguments: Arguments with which a command reaches the server.
+        warm: Whether the machine's warm server has started it.
     """
-    workers = spec.cluster.workers
-    parts = [f"job {job_id}", f"{spec.algorithm.name} on {workers} worker{'s' if workers != 1 else ''}"]
+    workers, of_warm = spec.cluster.workers, " of the warm server" if warm else ""
+    parts = [f"job {job_id}", f"{spec.algorithm.name} on {workers} worker{'s' if workers != 1 else ''}{of_warm}"]
     if server.state_dir and (logs := Path(server.state_dir, "logs")).is_dir():  # else it is on another machine
         parts.append(f"logs in {logs}")
     parts.append(f"page {link}" if link else f"look at it with `{' '.join(['nfdt top', *arguments])}`")

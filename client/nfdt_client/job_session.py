@@ -146,8 +146,9 @@ class JobSession:
         note_start("script", "has submitted the job")
         server = self._describe()
         link = self.connection().open_page(reply.job_id) if server.page else ""
+        warm = self._embedded is not None and self._embedded.is_warm
         asked = () if self._embedded is not None else self._server_arguments()
-        print(start_line(reply.job_id, submission.spec, server, link, asked), file=sys.stderr)
+        print(start_line(reply.job_id, submission.spec, server, link, asked, warm=warm), file=sys.stderr)
         if reply.cursor:
             print(f"Attached to {reply.job_id} ({name}): its epochs so far are replayed.", file=sys.stderr)
         return InteractiveJob(self.connection(), reply.job_id, self._id, name, reply.cursor, manifest)

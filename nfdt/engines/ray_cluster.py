@@ -222,6 +222,8 @@ def _amounts(resources: Mapping[str, float]) -> str:
 class RayServer:
     """A running job server with slots on a Ray cluster; a :class:`~nfdt_client.embedded.StartedServer`."""
 
+    is_warm = False
+
     def __init__(self, server: EmbeddedServer, cluster: RayCluster, ca_file: str | None) -> None:
         self.token, self.address, self.ca_file = server.token, server.address, ca_file
         self._server, self._cluster = server, cluster
