@@ -21,10 +21,8 @@ def __getattr__(name: str) -> Any:
     import functools
     import importlib
 
-    from nfdt.core.host.startup import quiet_grpc
-
     if name in __all__:
-        quiet_grpc()
+        importlib.import_module("nfdt.core.host.startup").quiet_grpc()
     if name in _OURS:
         entrance = getattr(importlib.import_module("nfdt_client.decorator"), name)
         bound = functools.partial(entrance, default_algorithm=DEFAULT_ALGORITHM)

@@ -119,7 +119,7 @@ class EmbeddedServer:
         Raises:
             NotInstalled: The packages of a server, or of its page, are missing.
         """
-        require_server_packages("A server in this script")
+        require_server_packages("A server in this script", current_backend().name)
         if self._ui:
             require_page_packages("The option ui")
         for folder in sweep(PREFIX):

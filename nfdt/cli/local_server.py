@@ -63,7 +63,7 @@ def local_server(options: Options) -> Iterator[StartedServer | None]:
 def _is_forkable(options: Options) -> bool:
     """Whether slots can be forked from this process, which has imported no Keras yet."""
     try:
-        require_server_packages("A server in this script")
+        require_server_packages("A server in this script", current_backend().name)
     except NotInstalled:
         return False
     return (

@@ -102,7 +102,7 @@ def run(
     if detach:
         with exiting_as_python():
             with quiet_start(), quick_imports():
-                import keras  # noqa: F401  # here, where its libraries write nothing to the terminal
+                import nfdt_client.cluster_fit  # noqa: F401  # Keras, whose libraries write nothing to the terminal here
             handle = submit(run_script, script, options=given)
             click.echo(handle.job_id)
             handle.close()

@@ -81,7 +81,7 @@ class EpochHookLog(keras.callbacks.Callback):
 def test_the_first_line_says_how_to_look_at_a_job_of_a_server(session, fake, model, capsys, tmp_path):
     model.fit(X, Y, epochs=1, verbose=0)
     line = capsys.readouterr().err.splitlines()[0]
-    assert line == f"nfdt: job job-0, ddc-asgd on 1 worker, look at it with `nfdt top --server {fake.address}`"
+    assert line == f"nfdt: job job-0, ddc-asgd on 2 workers, look at it with `nfdt top --server {fake.address}`"
 
 
 def test_the_first_line_names_the_logs_only_where_they_are(tmp_path):
