@@ -1,28 +1,57 @@
 """Packaging: metadata, extras and the two console scripts."""
 
+import os
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
+
+VERSION = "0.1.0"
+# Of the repository, as in https://HOST/OWNER/nfdt; named when a release is built, see CONTRIBUTING.md.
+URL = os.environ.get("NFDT_URL", "").rstrip("/")
+_LINK = re.compile(r"(?P<picture>!?)\[(?P<text>[^\]]*)\]\((?P<path>(?![a-z]+:)[^)]*)\)")
+
+
+def describe() -> str:
+    """Return the README for package indexes, where paths of the repository lead nowhere."""
+
+    def replaced(link: re.Match[str]) -> str:
+        if not URL:
+            return "" if link["picture"] else link["text"]
+        kind = "raw" if link["picture"] else "blob"
+        return f"{link['picture']}[{link['text']}]({URL}/{kind}/v{VERSION}/{link['path']})"
+
+    return _LINK.sub(replaced, Path(__file__).with_name("README.md").read_text(encoding="utf-8"))
+
 
 # What a client does without that only submits jobs to a server elsewhere; see nfdt/core/host/packages.py.
 SERVER = ["cryptography>=50", "grpcio-health-checking>=1.75.1", "numba>=0.62", "psutil>=5.9"]
 # The page of a server for browsers, and /metrics.
 UI = ["prometheus-client>=0.21", "starlette>=0.40", "uvicorn>=0.30"]
+TENSORBOARD = ["tensorboard>=2.18"]
+PLOTS = ["matplotlib>=3.8"]
+# What a script's own machine needs for the tutorial and the examples, besides a backend of Keras.
+WHOLE = [*SERVER, *UI, *TENSORBOARD, *PLOTS, "scikit-learn>=1.5"]
 # The documentation as a site: scripts/docs.
 DOCS = ["latex2mathml>=3.77", "mkdocs-click>=0.9", "mkdocs-material>=9.6", "mkdocstrings[python]>=1.0"]
 
 setup(
     name="nfdt",
-    version="0.1.0",
+    version=VERSION,
     description="Unmodified Keras 3 scripts, trained on a cluster: asynchronous parameter server and Horovod allreduce",
-    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description=describe(),
     long_description_content_type="text/markdown",
     author="The NFDT authors",
     license="Apache-2.0",
     license_files=["LICENSE"],
     keywords="keras tensorflow distributed-training parameter-server horovod asynchronous-sgd",
     platforms=["Linux"],
-    python_requires=">=3.11",
+    python_requires=">=3.11,<3.14",  # TensorFlow has no release for 3.14
+    project_urls={
+        name: f"{URL}/{path}"
+        for name, path in (("Documentation", "tree/main/docs"), ("Changelog", "blob/main/CHANGELOG.md"), ("Source", ""))
+        if URL
+    },
     packages=[*find_packages(include=["nfdt", "nfdt.*", "hfdt", "hfdt.*"]), "nfdt_client"],
     package_dir={"nfdt_client": "client/nfdt_client"},
     package_data={
@@ -45,19 +74,19 @@ setup(
     extras_require={
         "client": ["tensorflow-cpu>=2.20"],
         "server": SERVER,
-        "tensorflow": [*SERVER, "tensorflow>=2.20"],
-        "cpu": [*SERVER, "tensorflow-cpu>=2.20"],
-        "jax": [*SERVER, "tensorflow-cpu>=2.20", "jax>=0.10"],  # shards run on TensorFlow
-        "torch": [*SERVER, "tensorflow-cpu>=2.20", "torch>=2.14"],
+        "tensorflow": [*WHOLE, "tensorflow[and-cuda]>=2.20"],
+        "cpu": [*WHOLE, "tensorflow-cpu>=2.20"],
+        "jax": [*WHOLE, "tensorflow-cpu>=2.20", "jax>=0.10"],  # shards run on TensorFlow
+        "jax-cuda": [*WHOLE, "tensorflow-cpu>=2.20", "jax[cuda12]>=0.10"],
+        "torch": [*WHOLE, "tensorflow-cpu>=2.20", "torch>=2.14"],  # for CPUs alone: docs/installation.md
         "horovod": ["mpi4py>=4.0"],  # Horovod itself does not compile as pip gets it: ./scripts/install-horovod
         "ui": UI,
-        "tensorboard": ["tensorboard>=2.18"],
+        "tensorboard": TENSORBOARD,
         "docs": DOCS,
-        "plots": ["matplotlib>=3.8"],
+        "plots": PLOTS,
         "ray": ["ray[default]>=2.54"],
         "dev": [
-            *SERVER,
-            *UI,
+            *WHOLE,
             *DOCS,
             "grpc-stubs",
             "hypothesis>=6.100",
@@ -65,7 +94,6 @@ setup(
             "jax>=0.10",
             *("keras-rs>=0.4", "absl-py>=2.0", "regex>=2024.11"),  # KerasHub itself: see scripts/setup
             "kubernetes-validate>=1.30",
-            "matplotlib>=3.8",
             "mypy>=1.11",
             "nbclient>=0.10",
             "pandas>=2.2",
@@ -74,16 +102,14 @@ setup(
             "pytest-xdist>=3.6",
             "ray>=2.54",
             "ruff>=0.6",
-            "scikit-learn>=1.5",
             "selenium>=4.20",
             "setuptools>=78.1.1",  # scripts/audit judges that of the environment, which Python brings in an old version
-            "tensorboard>=2.18",
             "types-protobuf",
             "types-psutil",
             "types-pyyaml",
         ],
         "examples": [
-            *("scikit-learn>=1.5", "wandb>=0.19"),
+            "wandb>=0.19",
             *("alembic>=1.13", "mlflow-skinny>=3.0", "sqlalchemy>=2.0"),  # MLflow in a file
         ],
         "mutation": ["mutmut>=3.8,<4"],

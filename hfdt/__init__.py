@@ -21,6 +21,8 @@ def __getattr__(name: str) -> Any:
     import functools
     import importlib
 
+    if name in __all__:
+        importlib.import_module("nfdt.core.host.startup").quiet_grpc()
     if name in _OURS:
         entrance = getattr(importlib.import_module("nfdt_client.decorator"), name)
         bound = functools.partial(entrance, default_algorithm=DEFAULT_ALGORITHM)

@@ -44,6 +44,7 @@ def __getattr__(name: str) -> Any:
     if name == "errors":
         return importlib.import_module("nfdt.core.errors")
     if name in _HOMES:
+        importlib.import_module("nfdt.core.host.startup").quiet_grpc()
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'nfdt' has no attribute {name!r}. Expected one of: {', '.join(__all__)}.")
 

@@ -56,6 +56,7 @@ def test_the_reference_of_commands_has_all_of_them(site):
     names = [f"nfdt {name}" for name in SUMMARIES] + [f"hfdt {name}" for name in HFDT_SUMMARIES]
     assert [name for name in names if f'id="{name.replace(" ", "-")}"' not in text] == []
     assert "--workers" in text
+    assert "Sentinel" not in text
 
 
 @pytest.mark.parametrize("package", [nfdt, hfdt], ids=lambda package: package.__name__)
@@ -63,6 +64,14 @@ def test_the_reference_has_every_public_name(site, package):
     pages = ("nfdt", "hfdt")
     text = "".join((site / "reference" / f"{page}.html").read_text(encoding="utf-8") for page in pages)
     assert [name for name in package.__all__ if name not in text] == []
+
+
+def test_the_reference_names_things_as_users_import_them(site):
+    text = (site / "reference" / "nfdt.html").read_text(encoding="utf-8")
+    titles = [re.sub("<[^>]*>", "", title) for title in re.findall(r"<h2\b.*?</h2>", text, re.DOTALL)]
+    names = [title.strip().removesuffix("&para;").removesuffix("¶").strip() for title in titles]
+    assert [name for name in nfdt.__all__ if f"nfdt.{name}" not in names] == []
+    assert [name for name in names if "nfdt_client" in name] == []
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -49,10 +49,12 @@ class StartedServer(Protocol):
     Attributes:
         token: Secret that it accepts.
         ca_file: PEM certificates to trust; None: it talks in plain text.
+        is_warm: Whether a warm server has started it.
     """
 
     token: str
     ca_file: str | None
+    is_warm: bool
 
     def address(self) -> str:
         """Wait until the server serves and return its ``HOST:PORT``."""
@@ -119,7 +121,7 @@ class EmbeddedServer:
         Raises:
             NotInstalled: The packages of a server, or of its page, are missing.
         """
-        require_server_packages("A server in this script")
+        require_server_packages("A server in this script", current_backend().name)
         if self._ui:
             require_page_packages("The option ui")
         for folder in sweep(PREFIX):

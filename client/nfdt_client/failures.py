@@ -42,12 +42,11 @@ def _worker_failure(job_id: str, error: Mapping[str, Any], reason: str) -> Excep
     name = str(error.get("type") or error.get("exception_type") or "")
     message = str(error.get("message") or reason)
     worker = str(error.get("worker") or error.get("slot") or "a worker")
-    remote = filter_text(str(error.get("traceback") or "(no traceback)")).rstrip()
-    report = WorkerFailed(f"{worker} of job {job_id} failed: {name}: {message}\n\nTraceback of {worker}:\n{remote}")
+    remote = filter_text(str(error.get("traceback") or f"{name}: {message}")).strip()
     original = rebuild(module, name, message)
     if original is None:
-        return report
-    original.__cause__ = report
+        return WorkerFailed(f"{worker} of job {job_id} failed: {name}: {message}\n\n{remote}")
+    original.__cause__ = WorkerFailed(f"{worker} of job {job_id} failed.\n\n{remote}")
     original.add_note(f"Raised on {worker} of job {job_id}; its traceback is shown above.")
     return original
 

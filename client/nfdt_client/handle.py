@@ -309,7 +309,7 @@ def describe_stall(data: Mapping[str, Any]) -> str:
     """Format a ``stalled`` event as text."""
     who = ", ".join(data.get("waiting_for") or ()) or "workers"
     what = f" (tensors: {', '.join(data['tensors'])})" if data.get("tensors") else ""
-    return f"waiting for {who} for {data.get('since_s', 0.0):.0f} s{what}"
+    return f"has waited {data.get('since_s', 0.0):.0f} s for {who}{what}"
 
 
 def level_of(event: Event) -> str:

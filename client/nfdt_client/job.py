@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -165,11 +165,28 @@ class InteractiveJob:
             logger.info("Job %s could not be cancelled: %s", self.job_id, error)
 
 
-def start_line(job_id: str, spec: JobSpec, server: pb.ServerDescription, link: str) -> str:
-    """Return the line that announces a job: algorithm, workers, folder of the logs and link to the page."""
-    workers = spec.cluster.workers
-    parts = [f"job {job_id}", f"{spec.algorithm.name} on {workers} worker{'s' if workers != 1 else ''}"]
-    if server.state_dir:
-        parts.append(f"logs in {Path(server.state_dir) / 'logs'}")
-    parts.append(f"page {link}" if link else "look at it with `nfdt top`")
+def start_line(
+    job_id: str,
+    spec: JobSpec,
+    server: pb.ServerDescription,
+    link: str,
+    arguments: Iterable[str] = (),
+    *,
+    warm: bool = False,
+) -> str:
+    """Return the line that announces a job: algorithm, workers, and what can be opened on this machine.
+
+    Args:
+        job_id: The job.
+        spec: Its specification.
+        server: Its server.
+        link: Link to its page; "" without a page.
+        arguments: Arguments with which a command reaches the server.
+        warm: Whether the machine's warm server has started it.
+    """
+    workers, of_warm = spec.cluster.workers, " of the warm server" if warm else ""
+    parts = [f"job {job_id}", f"{spec.algorithm.name} on {workers} worker{'s' if workers != 1 else ''}{of_warm}"]
+    if server.state_dir and (logs := Path(server.state_dir, "logs")).is_dir():  # else it is on another machine
+        parts.append(f"logs in {logs}")
+    parts.append(f"page {link}" if link else f"look at it with `{' '.join(['nfdt top', *arguments])}`")
     return f"nfdt: {', '.join(parts)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shlex
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from nfdt_client.connection import JobsClient
 from nfdt_client.embedded import StartedServer, embedded_server
 from nfdt_client.feed import Feeder
 from nfdt_client.job import InteractiveJob, Submission, job_names, start_line
+from nfdt_client.layers import ARGUMENT
 from nfdt_client.options import Options
 from nfdt_client.upload import find_missing, upload
 
@@ -144,10 +146,19 @@ class JobSession:
         note_start("script", "has submitted the job")
         server = self._describe()
         link = self.connection().open_page(reply.job_id) if server.page else ""
-        print(start_line(reply.job_id, submission.spec, server, link), file=sys.stderr)
+        warm = self._embedded is not None and self._embedded.is_warm
+        asked = () if self._embedded is not None else self._server_arguments()
+        print(start_line(reply.job_id, submission.spec, server, link, asked, warm=warm), file=sys.stderr)
         if reply.cursor:
             print(f"Attached to {reply.job_id} ({name}): its epochs so far are replayed.", file=sys.stderr)
         return InteractiveJob(self.connection(), reply.job_id, self._id, name, reply.cursor, manifest)
+
+    def _server_arguments(self) -> Iterator[str]:
+        """Yield the arguments with which a command reaches the session's server, where it does not find it itself."""
+        for name in ("server", "token_file", "ca_file"):
+            setting = self.options.settings.get(name)
+            if setting is not None and setting.origin == ARGUMENT:
+                yield f"--{name.replace('_', '-')} {shlex.quote(str(setting.value))}"
 
     def make_feeder(
         self, job: InteractiveJob, epoch: Callable[[], Iterator[Any]], rewind: Callable[[], None]

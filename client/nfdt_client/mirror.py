@@ -422,8 +422,7 @@ def _warn_of_dropped(workers: Mapping[str, Mapping[str, Any]]) -> None:
     steps = sum(int(worker.get("steps") or 0) for worker in workers.values())
     if dropped:
         logger.warning(
-            "%d of %d gradients were NaN or infinite, or would have made weights so, and were dropped. The training "
-            "diverges: lower the learning rate, or clip the gradients (clipnorm=).",
+            "%d of %d gradients were refused, as they were NaN or infinite, or would have made weights so.",
             dropped,
             steps,
         )

@@ -6,6 +6,7 @@ Keras removes its own frames in the same way. ``keras.config.disable_traceback_f
 from __future__ import annotations
 
 import functools
+import linecache
 import logging
 import re
 import sys
@@ -24,7 +25,7 @@ _INTERNAL = re.compile(rf"/(nfdt_client|nfdt/({_ROOMS})|hfdt/(keras|runtime))/[^
 _CALLED = re.compile(
     r"^<frozen |/python3\.\d+/(?!site-packages/|dist-packages/)|-packages/(google|grpc|numpy|pydantic)/"
 )
-_ENTRY = re.compile(r'  File "(?P<path>[^"]*)", line ')
+_ENTRY = re.compile(r'  File "(?P<path>[^"]*)", line (?P<number>\d+)')
 
 
 def hide_frames(function: F) -> F:
@@ -44,19 +45,31 @@ def hide_frames(function: F) -> F:
 
 
 def filter_text(text: str) -> str:
-    """Remove the internal frames from a formatted traceback, unless it has no others."""
+    """Remove the internal frames from a formatted traceback; of one that has no others, the innermost stays."""
     if not _is_enabled():
         return text
     entries: list[tuple[str, str]] = []  # path, or "" for other text, and lines
     for line in text.splitlines(keepends=True):
         if found := _ENTRY.match(line):
-            entries.append((found["path"], line))
+            entries.append(_with_source(found["path"], int(found["number"]), line))
         elif entries and entries[-1][0] and line.startswith("  "):
             entries[-1] = (entries[-1][0], entries[-1][1] + line)
         else:
             entries.append(("", line))
-    kept = [entry for entry, shown in _visible(entries, lambda entry: entry[0]) if shown]
-    return "".join(lines for _, lines in kept) if any(path for path, _ in kept) else text
+    innermost = max((index for index, (path, _) in enumerate(entries) if path), default=None)
+    kept = [(index, entry) for index, (entry, shown) in enumerate(_visible(entries, lambda entry: entry[0])) if shown]
+    if innermost is not None and not any(path for _, (path, _) in kept):
+        kept = sorted([*kept, (innermost, entries[innermost])])
+    return "".join(lines for _, (_, lines) in kept)
+
+
+def _with_source(path: str, number: int, line: str) -> tuple[str, str]:
+    """Return path and text of an entry; for code that was sent from a loaded file, with its name and text here."""
+    name = path[1:-1]
+    if path[:1] != "<" or name not in {getattr(module, "__file__", None) for module in [*sys.modules.values()]}:
+        return path, line
+    source = linecache.getline(name, number).strip()
+    return name, line.replace(path, name, 1) + (f"    {source}\n" if source else "")
 
 
 def _visible(entries: Iterable[Any], path_of: Callable[[Any], str]) -> Iterator[tuple[Any, bool]]:

@@ -204,13 +204,11 @@ def read(x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Ar
             ``steps_per_execution`` of ``compile``.
 
     Raises:
-        UsageError: no data, or data that Keras' adapters refuse (lengths that differ, unknown types, ...).
+        UsageError: no data.
+        ValueError: Keras' own, of data that its adapters refuse (lengths that differ, unknown types, ...).
     """
     check_not_empty(x, y, sample_weight)
-    try:
-        iterator = keras_data.ReplayingIterator(x, y, sample_weight, **options)
-    except ValueError as error:
-        raise UsageError(f"Training data: {error}") from error
+    iterator = keras_data.ReplayingIterator(x, y, sample_weight, **options)
     arrays = keras_data.array_inputs(iterator)
     if arrays is None or is_composite((x, y, sample_weight)):
         return Stream(iterator)

@@ -7,7 +7,7 @@ message on stderr and its exit code.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -15,9 +15,31 @@ import click
 import nfdt
 from nfdt.cli.script import INTERRUPTED
 from nfdt.core.errors import NfdtError
+from nfdt.core.host.startup import quiet_grpc
 
 
-class LazyCommands(click.Group):
+class WholeSentences(click.Group):
+    """A group whose help has the whole first sentence of each command's help, under the command's heading."""
+
+    headings: Mapping[str, Sequence[str]] = {}
+    """Names of the commands under each heading; without any, all are under one."""
+
+    def summary_of(self, ctx: click.Context, name: str) -> str:
+        """Return the first sentence of a command's help."""
+        command = self.get_command(ctx, name)
+        assert command is not None
+        return command.get_short_help_str(MAX_SENTENCE)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands with their summaries."""
+        names = self.list_commands(ctx)
+        widest = max(map(len, names))
+        for heading, under in (self.headings or {"Commands": names}).items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(widest), self.summary_of(ctx, name)) for name in under])
+
+
+class LazyCommands(WholeSentences):
     """A group whose commands are imported when they run, or are asked for their own help.
 
     NFDT errors and interrupts become messages and exit codes.
@@ -26,15 +48,24 @@ class LazyCommands(click.Group):
         *args: Arguments of ``click.Group``.
         homes: ``MODULE:ATTRIBUTE`` of each command.
         summaries: First sentence of each command's help, for the group's help.
+        headings: As for :class:`WholeSentences`.
         **kwargs: Arguments of ``click.Group``.
     """
 
-    def __init__(self, *args: Any, homes: Mapping[str, str], summaries: Mapping[str, str], **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        homes: Mapping[str, str],
+        summaries: Mapping[str, str],
+        headings: Mapping[str, Sequence[str]] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self._homes, self._summaries = homes, summaries
+        self._homes, self._summaries, self.headings = homes, summaries, headings or {}
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the chosen command."""
+        quiet_grpc()
         try:
             return super().invoke(ctx)
         except NfdtError as error:
@@ -56,16 +87,12 @@ class LazyCommands(click.Group):
         found: click.Command = getattr(importlib.import_module(module), attribute)
         return found
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands with their summaries, without importing them."""
-        names = self.list_commands(ctx)
-        limit = formatter.width - 6 - max(map(len, names))  # as click shortens help to fit beside the names
-        with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, click.Command(None, help=self._summaries[name]).get_short_help_str(limit)) for name in names]
-            )
+    def summary_of(self, ctx: click.Context, name: str) -> str:
+        """Return the first sentence of a command's help without importing it."""
+        return self._summaries[name]
 
 
+MAX_SENTENCE = 1000  # characters
 SUMMARIES = {
     "certs": "Make certificates for a server that is reached as --host, and for its clients.",
     "chaos": "Run SCRIPT on a cluster of this machine, inject the faults of SCHEDULE, and report what became of each.",
@@ -97,6 +124,14 @@ HFDT_SUMMARIES = {
     "ring.",
 }
 """First sentence of the help of each command of ``hfdt``."""
+HEADINGS = {
+    "Train": ("run", "mpi", "submit"),
+    "Watch": ("top", "jobs", "trace", "ui"),
+    "Predict and compare": ("plan", "simulate", "parity"),
+    "Serve": ("start", "stop", "server", "worker", "workers", "health", "certs", "kubernetes"),
+    "Check": ("doctor", "config", "chaos"),
+}
+"""Commands of ``nfdt`` under each heading of its help."""
 _HOMES = {"server": "serve", "stop": "start", "worker": "serve"}
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 
@@ -105,6 +140,7 @@ _SETTINGS = {"help_option_names": ["-h", "--help"]}
     cls=LazyCommands,
     homes={name: f"nfdt.cli.{_HOMES.get(name, name)}:{name}" for name in SUMMARIES},
     summaries=SUMMARIES,
+    headings=HEADINGS,
     context_settings=_SETTINGS,
 )
 @click.version_option(nfdt.__version__, prog_name="nfdt")

@@ -16,6 +16,7 @@ from typing import Literal
 import click
 
 from nfdt.cli.options import format_option
+from nfdt.core.host.packages import install
 
 Verdict = Literal["ok", "optional", "missing"]
 PROBE_TIMEOUT_S = 60
@@ -78,7 +79,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _tensorflow() -> Iterator[Finding]:
-    remedy = "pip install '.[cpu]' (GPU: '.[tensorflow]') in NFDT's checkout"
+    remedy = f"{install('cpu')} (with GPUs {install('tensorflow')})"
     found = _probe("tensorflow", "missing", _TENSORFLOW_PROBE, remedy)
     if isinstance(found, Finding):
         yield found
@@ -92,7 +93,7 @@ def _machine() -> Iterator[Finding]:
     try:
         import psutil
     except ImportError:
-        yield Finding("server", "optional", "without psutil", "pip install '.[server]' in NFDT's checkout")
+        yield Finding("server", "optional", "without psutil", install("server"))
         return
     gibibytes = psutil.virtual_memory().total / 2**30
     yield Finding("cores", "ok", f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}")

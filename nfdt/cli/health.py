@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import click
-import grpc
 
-from nfdt.cli.options import FILE
+from nfdt.cli.options import FILE, find_job_server
 from nfdt.core.errors import ServerUnreachable
 from nfdt.core.host.packages import require_server_packages
 from nfdt.core.wire.channel import open_channel
+from nfdt.core.wire.status import translated
 
 
 @click.command()
-@click.option("--server", required=True, metavar="HOST:PORT", help="Job server.")
+@click.option("--server", metavar="HOST:PORT", help="Job server; without it, that of your script on this machine.")
 @click.option("--ca-file", type=FILE, help="Certificates to trust; turns TLS on.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), default=10, show_default=True)
-def health(server: str, ca_file: str | None, timeout_s: float) -> None:
+def health(server: str | None, ca_file: str | None, timeout_s: float) -> None:
     """Ask a job server whether it serves; needs no token. The exit code is 4 if it does not.
 
     With a startup probe, for example: nfdt health --server localhost:7777 --ca-file ca.pem
@@ -23,11 +23,10 @@ def health(server: str, ca_file: str | None, timeout_s: float) -> None:
     require_server_packages("nfdt health")
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    try:
-        with open_channel(server, "", ca_file=ca_file) as channel:
-            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
-    except grpc.RpcError as error:
-        raise ServerUnreachable(f"{server} does not answer within {timeout_s:g} s: {error.details()}.") from None
+    options, local = find_job_server(server=server, ca_file=ca_file)
+    address = options.server or (local.address if local is not None else "")
+    with translated(address), open_channel(address, "", **(options.tls if options.server else {})) as channel:
+        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
-        raise ServerUnreachable(f"{server} answers, but does not serve.")
-    click.echo(f"{server} serves")
+        raise ServerUnreachable(f"{address} answers, but does not serve.")
+    click.echo(f"{address} serves")

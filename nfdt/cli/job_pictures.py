@@ -15,6 +15,7 @@ from rich.text import Text
 from nfdt.cli.table import count_of
 from nfdt.core.errors import NotInstalled, UsageError
 from nfdt.core.events import Event
+from nfdt.core.host.packages import install
 
 WIDTH = 20  # of a bar, in characters
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -87,7 +88,7 @@ def plot_job(status: JobStatus, events: Sequence[Event], path: Path) -> None:
     if path.suffix not in SUFFIXES:
         raise UsageError(f"--output: expected a name that ends in {', '.join(SUFFIXES)}. Received: {path}.")
     if find_spec("matplotlib") is None:
-        raise NotInstalled("nfdt jobs plot needs matplotlib. Install it: pip install matplotlib")
+        raise NotInstalled(f"nfdt jobs plot needs matplotlib. Install it: {install('plots')}")
     epochs = {event.data["epoch"] + 1: epoch_logs(event.data) for event in events if event.kind == "epoch_end"}
     if not epochs:
         raise UsageError(f"Job {status.job_id}: expected an epoch that has ended. Received: none so far.")

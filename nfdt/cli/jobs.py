@@ -19,8 +19,9 @@ from nfdt_client.connection import JobsClient
 from nfdt_client.handle import LEVELS, JobHandle, JobResult, JobStatus, describe_log, status_of
 from nfdt_client.upload import open_artifact
 
+from nfdt.cli import WholeSentences
 from nfdt.cli.job_pictures import draw_progress, plot_job
-from nfdt.cli.options import format_option, log_to_stderr, with_connection
+from nfdt.cli.options import format_option, log_to_stderr, with_connection, with_job_id
 from nfdt.cli.process import quiet_start
 from nfdt.cli.table import count_of, format_bytes, render, state_of, worker_table
 from nfdt.core.errors import UsageError
@@ -32,10 +33,9 @@ SUFFIXES = (".keras", ".npz")
 
 
 def with_job(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the argument ``ID``, and call the command with the handle of that job first."""
+    """Add the argument ``[ID]``, and call the command with the handle of that job first."""
 
-    @with_connection
-    @click.argument("job_id", metavar="ID")
+    @with_job_id
     @wraps(command)
     def for_job(connection: JobsClient, job_id: str, **rest: Any) -> None:
         command(JobHandle(job_id, connection), **rest)
@@ -43,9 +43,12 @@ def with_job(command: Callable[..., None]) -> Callable[..., None]:
     return for_job
 
 
-@click.group()
+@click.group(cls=WholeSentences)
 def jobs() -> None:
-    """List and inspect jobs, follow their logs, fetch results, cancel, resume, delete."""
+    """List and inspect jobs, follow their logs, fetch results, cancel, resume, delete.
+
+    Where a command takes [ID], it is by default the job that was submitted last, one that has not ended before others.
+    """
 
 
 def _read_age(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
@@ -124,7 +127,13 @@ def show(handle: JobHandle, format_: str) -> None:
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
 @click.option("--tail", type=click.IntRange(0), metavar="N", help="Begin with the last N lines so far.")
 @click.option("--since", default=None, callback=_read_age, metavar="AGE", help="Only what is younger: 30s, 10m, 12h.")
-@click.option("--level", type=click.Choice(LEVELS), default="debug", help="Only what is at least so severe.")
+@click.option(
+    "--level",
+    type=click.Choice(LEVELS),
+    default="info",
+    show_default=True,
+    help="Only what is at least so severe; debug adds progress and speeds.",
+)
 @with_job
 def logs(handle: JobHandle, follow: bool, tail: int | None, since: float | None, level: str) -> None:
     """Print what happened in a job, one line each."""
@@ -155,7 +164,11 @@ def plot(handle: JobHandle, output: Path) -> None:
 @with_job
 def cancel(handle: JobHandle, reason: str) -> None:
     """Give a job up."""
+    if (status := handle.status()).ended:
+        click.echo(f"job {handle.job_id} has ended already: {status.state}", err=True)
+        return
     handle.cancel(reason)
+    click.echo(f"cancelled job {handle.job_id}", err=True)
 
 
 @jobs.command()

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from nfdt_client.embedded import EmbeddedServer, StartedServer, server_environment
@@ -46,9 +46,8 @@ def local_server(options: Options) -> Iterator[StartedServer | None]:
             yield server
             return
         environment = server_environment()
-        shown = logging.getLogger().isEnabledFor(logging.DEBUG)
         try:
-            with nullcontext() if shown else quiet_start(), quick_imports():
+            with quiet_start(), quick_imports():
                 import_slots(serves_scripts=True)
         except ImportError as error:  # the session reports it
             _log.info("Slots are not forked from this process: %s", error)
@@ -64,7 +63,7 @@ def local_server(options: Options) -> Iterator[StartedServer | None]:
 def _is_forkable(options: Options) -> bool:
     """Whether slots can be forked from this process, which has imported no Keras yet."""
     try:
-        require_server_packages("A server in this script")
+        require_server_packages("A server in this script", current_backend().name)
     except NotInstalled:
         return False
     return (

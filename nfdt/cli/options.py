@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from nfdt.cli.script import Script, check_script, describe_failure, exit_code_of
 from nfdt.core.errors import UsageError
@@ -18,6 +19,9 @@ from nfdt.core.specs.presets import PRESETS
 
 if TYPE_CHECKING:
     from nfdt_client.connection import JobsClient
+    from nfdt_client.connection_options import ConnectionOptions
+
+    from nfdt.core.host.local_servers import LocalServer
 
 _CliCommand = TypeVar("_CliCommand", bound=Callable[..., Any])
 
@@ -69,7 +73,15 @@ def script_argument(*, required: bool = True) -> Callable[[_CliCommand], _CliCom
         return script
 
     metavar = "SCRIPT|-m MODULE [ARGS]..."
-    return click.argument("script", nargs=-1, type=click.UNPROCESSED, required=required, callback=read, metavar=metavar)
+    return click.argument(
+        "script",
+        nargs=-1,
+        type=click.UNPROCESSED,
+        required=required,
+        callback=read,
+        metavar=metavar,
+        shell_complete=lambda _context, _parameter, begun: [CompletionItem(begun, type="file")],
+    )
 
 
 @contextmanager
@@ -125,6 +137,32 @@ def with_connection(command: Callable[..., None]) -> Callable[..., None]:
             command(connection, **rest)
 
     return connected
+
+
+def with_job_id(command: Callable[..., None]) -> Callable[..., None]:
+    """Add ``--server --token-file --ca-file`` and ``[ID]``, and call the command with a connection and the job's id."""
+
+    @with_connection
+    @click.argument("job_id", metavar="[ID]", required=False)
+    @wraps(command)
+    def for_job(connection: JobsClient, job_id: str | None, **rest: Any) -> None:
+        command(connection, job_id or latest_job(connection), **rest)
+
+    return for_job
+
+
+def latest_job(connection: JobsClient) -> str:
+    """Return the id of the job that was submitted last, of one that has not ended before others.
+
+    Raises:
+        UsageError: there is no job.
+    """
+    from nfdt_client.connection import TERMINAL
+
+    jobs = connection.list()
+    if not jobs:
+        raise UsageError(f"Which job? Expected: one on the server {connection.address}. Received: it has none yet.")
+    return str(max(jobs, key=lambda job: (job.state not in TERMINAL, job.submitted_at)).job_id)
 
 
 def settings_option(text: str = "Any other option; repeatable.") -> Callable[[_CliCommand], _CliCommand]:
@@ -207,24 +245,23 @@ def log_to_stderr(level: str) -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
-@contextmanager
-def open_connection(
-    server: str | None, token_file: str | None, ca_file: str | None, insecure: bool | None
-) -> Iterator[JobsClient]:
-    """Connect to a job server; close the connection after the block.
+def find_job_server(**given: Any) -> tuple[ConnectionOptions, LocalServer | None]:
+    """Return the options of the connection, and the description of the server if it is one of this user's scripts here.
 
     The server is named by the options, the environment or a file; otherwise it is that of the only script of this user
     that trains on this machine.
 
+    Args:
+        **given: Options of the connection by name.
+
     Raises:
         UsageError: none of them names a server, and no script trains here, or several do.
     """
-    from nfdt_client.connection import JobsClient
     from nfdt_client.connection_options import find_server
 
     from nfdt.core.host.local_servers import find_servers, servers_folder
 
-    options = find_server({"server": server, "token_file": token_file, "ca_file": ca_file, "insecure": insecure})
+    options = find_server(given)
     local = [one for one in find_servers(servers_folder()) if options.server in (None, one.address)]
     if options.server is None and len(local) != 1:
         running = ", ".join(one.address for one in local) or "none"
@@ -232,9 +269,20 @@ def open_connection(
             "Which server? Expected: --server HOST:PORT, NFDT_SERVER in the environment, server in nfdt.toml, or one "
             f"script that trains on this machine. Received: no server; scripts train at {running}."
         )
+    return options, local[0] if local else None
+
+
+@contextmanager
+def open_connection(
+    server: str | None, token_file: str | None, ca_file: str | None, insecure: bool | None
+) -> Iterator[JobsClient]:
+    """Connect to a job server, see :func:`find_job_server`; close the connection after the block."""
+    from nfdt_client.connection import JobsClient
+
+    options, local = find_job_server(server=server, token_file=token_file, ca_file=ca_file, insecure=insecure)
     # A server of a script on this machine needs no token from the user: its description has one.
-    if options.server is None or (local and not options.has_token):
-        connection = JobsClient(local[0].address, local[0].token)
+    if local is not None and (options.server is None or not options.has_token):
+        connection = JobsClient(local.address, local.token)
     else:
         connection = JobsClient(str(options.server), options.token(), **options.tls)
     with closing(connection):

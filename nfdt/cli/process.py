@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -55,10 +56,13 @@ def end_as_killed() -> None:
 
 @contextmanager
 def quiet_start() -> Iterator[None]:
-    """Hold back output to stderr inside the block, also from C++ code; show it if the block raises.
+    """Hold back output to stderr inside the block, also from C++ code; show it if the block raises, or at level debug.
 
     TensorFlow 2.21 announces oneDNN on every import, regardless of TF_CPP_MIN_LOG_LEVEL.
     """
+    if logging.getLogger().isEnabledFor(logging.DEBUG):
+        yield
+        return
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as held:

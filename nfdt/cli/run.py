@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import click
@@ -32,8 +31,7 @@ def train_script(script: Script, opened: Session) -> None:
     """Run ``script`` inside ``opened`` and end the command with the exit code of the outcome."""
     try:
         with exiting_as_python(), ExitStack() as stack:
-            shown = logging.getLogger().isEnabledFor(logging.DEBUG)
-            with nullcontext() if shown else quiet_start(), quick_imports():
+            with quiet_start(), quick_imports():
                 stack.enter_context(opened)
             run_script(script)
     finally:
@@ -103,6 +101,8 @@ def run(
     set_backend_of(script)
     if detach:
         with exiting_as_python():
+            with quiet_start(), quick_imports():
+                import nfdt_client.cluster_fit  # noqa: F401  # Keras, whose libraries write nothing to the terminal here
             handle = submit(run_script, script, options=given)
             click.echo(handle.job_id)
             handle.close()

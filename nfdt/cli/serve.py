@@ -21,6 +21,7 @@ from nfdt_client.options import resolve
 
 from nfdt.cli.options import FILE, LOG_LEVELS, log_to_stderr, server_options
 from nfdt.cli.process import end_in_order, end_on_sigterm
+from nfdt.cli.table import count_of
 from nfdt.core.errors import JobFailed, ServerUnreachable, UsageError
 from nfdt.core.host.keras_backend import TRAINING, current_backend
 from nfdt.core.host.packages import require_server_packages
@@ -157,7 +158,7 @@ def server(
     log_to_stderr(log_level)
     require_server_packages("nfdt server")
     end_on_sigterm()
-    state_dir = ensure_folder(state_dir.expanduser(), "--state-dir")
+    state_dir = ensure_folder(state_dir.expanduser().absolute(), "--state-dir")
     token_file = token_file or state_dir / "token"
     worker_token_file = worker_token_file or state_dir / "worker-token"
     tokens = (*ensure_token_file(token_file), *map(of_worker, ensure_token_file(worker_token_file)))
@@ -241,8 +242,8 @@ def worker(
     )
     wait_for_server(options, wait_s)
     options = replace(options, host=host or route_address(split_address(options.server)[0]))
-    offered = f"{slots} slots" + (f" and {shards} shards at {options.host}" if shards else "")
-    click.echo(f"{offered} attend {chosen.server}", err=True)
+    offered = count_of(slots, "slot") + (f" and {count_of(shards, 'shard')} at {options.host}" if shards else "")
+    click.echo(f"offers {offered} to {chosen.server}", err=True)
     ending = end_in_order()
     offer_slots(options, slots, shards, wait_s=wait_s, ending=ending)
     if ending.is_set():  # by SIGTERM: the slots have handed over, as asked

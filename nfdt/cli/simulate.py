@@ -23,6 +23,7 @@ from nfdt.cli.script import Script, run_script, set_backend_of
 from nfdt.cli.table import format_bytes, render
 from nfdt.core.errors import UsageError
 from nfdt.core.host.keras_backend import TENSORFLOW, require_backend
+from nfdt.core.host.packages import install
 from nfdt.core.specs.presets import DEFAULT_PRESET
 from nfdt.simulate.cluster import ClusterDescription, read_cluster
 
@@ -116,8 +117,7 @@ def _write(results: Sequence[Mapping[str, Any]], folder: Path) -> None:
         formats.plot(results, folder / "curves.png")
         click.echo(f"wrote {folder / 'curves.png'}", err=True)
     else:
-        remedy = "Install it with: pip install '.[plots]' in NFDT's checkout"
-        click.echo(f"No picture: matplotlib is not installed. {remedy}", err=True)
+        click.echo(f"No picture: matplotlib is not installed. Install it: {install('plots')}", err=True)
 
 
 def _print(results: Sequence[Mapping[str, Any]]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import click
@@ -13,9 +13,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from nfdt.cli.options import with_connection
+from nfdt.cli.options import with_job_id
 from nfdt.cli.table import count_of, format_bytes, make_table, mean_staleness, state_of
-from nfdt.core.errors import UsageError
 from nfdt.core.work.statistics import split_by_rank
 
 INTERVAL_S = 1.0
@@ -48,31 +47,42 @@ class JobView:
         for name in names[:MOST_WORKERS]:
             table.add_row(name, *_cells(workers[name], rates[name]))
         if len(names) > MOST_WORKERS:
-            rest = sum(rates[name]["samples"] for name in names[MOST_WORKERS:])
-            table.add_row(f"{len(names) - MOST_WORKERS} others", f"{rest:.0f}")
-        total = sum(rate["samples"] for rate in rates.values())
+            table.add_row(f"{len(names) - MOST_WORKERS} others", _format(_total(rates, names[MOST_WORKERS:]), ".0f"))
         self._before = now, workers
-        return Group(_summary(status, total), table)
+        return Group(_summary(status, _total(rates, names)), table)
 
 
 def _rates(now: Mapping[str, Any], before: Mapping[str, Any], seconds: float) -> dict[str, float]:
-    """Return what a worker did per second since the look before; of the first look nothing."""
+    """Return what a worker did per second since the look before; of the first look nothing is known."""
     if not before or seconds <= 0:
-        return dict.fromkeys(_RATES, 0.0)
+        return {}
     return {key: max(0.0, (now.get(key, 0) or 0) - (before.get(key, 0) or 0)) / seconds for key in _RATES}
+
+
+def _total(rates: Mapping[str, Mapping[str, float]], names: Iterable[str]) -> float | None:
+    """Return the samples per second of these workers as far as they are known; None: of none of them."""
+    known = [rates[name]["samples"] for name in names if rates[name]]
+    return sum(known) if known else None
+
+
+def _format(rate: float | None, how: str) -> str:
+    return "-" if rate is None else format(rate, how)
 
 
 def _cells(statistics: Mapping[str, Any], rates: Mapping[str, float]) -> tuple[str, ...]:
     return (
-        f"{rates['samples']:.0f}",
+        _format(rates.get("samples"), ".0f"),
         f"{statistics['batch_size']:.0f}" if "batch_size" in statistics else "-",
         mean_staleness(statistics, 1),
-        *(f"{100 * min(1.0, rates[key]):.0f} %" for key in ("compute_s", "exchange_s", "wait_s")),
-        *(f"{format_bytes(rates[key])}/s" if key in statistics else "-" for key in ("bytes_sent", "bytes_received")),
+        *(f"{100 * min(1.0, rates[key]):.0f} %" if rates else "-" for key in ("compute_s", "exchange_s", "wait_s")),
+        *(
+            f"{format_bytes(rates[key])}/s" if rates and key in statistics else "-"
+            for key in ("bytes_sent", "bytes_received")
+        ),
     )
 
 
-def _summary(status: JobStatus, samples_per_s: float) -> Text:
+def _summary(status: JobStatus, samples_per_s: float | None) -> Text:
     epoch = min(status.epoch + 1, status.epochs)
     logs = "  ".join(f"{name} {describe_log(value)}" for name, value in status.logs.items())
     text = Text(f"{status.job_id}", style="bold")
@@ -80,34 +90,20 @@ def _summary(status: JobStatus, samples_per_s: float) -> Text:
         text.append(f" ({status.given_name})")
     text.append(f"  {state_of(status)}", style="green" if status.state in ("running", "succeeded") else "yellow")
     text.append(f"  {status.algorithm} on {count_of(status.workers, 'worker')}  epoch {epoch} of {status.epochs}")
-    text.append(f"  {samples_per_s:,.0f} samples/s\n{logs}" if logs else "")
+    text.append(f"  {_format(samples_per_s, ',.0f')} samples/s\n{logs}" if logs else "")
     return text
-
-
-def chosen_job(connection: JobsClient, job_id: str | None) -> JobStatus:
-    """Return the job of this identifier; without one the job that began last, one that runs before others.
-
-    Raises:
-        UsageError: there is no job.
-    """
-    if job_id is not None:
-        return status_of(connection.show(job_id))
-    statuses = [status_of(description) for description in connection.list()]
-    if not statuses:
-        raise UsageError(f"No job on the server {connection.address} yet.")
-    return max(statuses, key=lambda one: (not one.ended, one.submitted_at))
 
 
 @click.command()
 @click.option("--once", is_flag=True, help="Print the table once, without rates, and end.")
-@with_connection
-@click.argument("job_id", metavar="[ID]", required=False)
-def top(connection: JobsClient, job_id: str | None, once: bool) -> None:
+@with_job_id
+def top(connection: JobsClient, job_id: str, once: bool) -> None:
     """Show live what the workers of a job do: samples per second, staleness, computation, exchange, traffic.
 
-    Without ID it is the job that began last. Ends with the job, or with Ctrl-C.
+    Without ID it is the job that was submitted last, one that has not ended before others. Ends with the job, or with
+    Ctrl-C.
     """
-    status, view, console = chosen_job(connection, job_id), JobView(), Console()
+    status, view, console = status_of(connection.show(job_id)), JobView(), Console()
     if once or not console.is_terminal:
         console.print(view.render(status))
         return

@@ -13,7 +13,7 @@ from typing import Any
 import click
 from nfdt_client.connection import JobsClient
 
-from nfdt.cli.options import with_connection, write_output
+from nfdt.cli.options import with_job_id, write_output
 from nfdt.core.events import Event
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.work.spans import APPLY, KINDS, LEASE, LEASES, LOCK_WAIT, STEPS, read_spans
@@ -36,11 +36,11 @@ _TRACKS = {STEPS: "steps", LEASES: "leases"}
 
 @click.command()
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="A .json file.")
-@with_connection
-@click.argument("job_id", metavar="ID")
+@with_job_id
 def trace(connection: JobsClient, job_id: str, output: Path) -> None:
     """Write when each process of a job computed, exchanged and waited; https://ui.perfetto.dev shows the file.
 
+    Without ID it is the job that was submitted last, one that has not ended before others.
     It works for jobs that run, have ended or have failed: the latest 10,000 spans of each process are kept.
     """
     found = trace_of(connection.trace(job_id), list(connection.recorded(job_id)))

@@ -8,7 +8,7 @@ import click
 from nfdt_client.connection import JobsClient
 
 from nfdt.cli.options import format_option, with_connection
-from nfdt.cli.table import render
+from nfdt.cli.table import count_of, render
 from nfdt.core.jobs.admission import backend_of
 from nfdt.core.wire import jobs_pb2 as pb
 
@@ -47,4 +47,4 @@ def workers(connection: JobsClient, format_: str) -> None:
         return
     click.echo(render(COLUMNS, [_row(slot) for slot in slots], left=5))
     machines, free = len({slot.host for slot in slots}), sum(not slot.job_id and not slot.away for slot in slots)
-    click.echo(f"{machines} machines, {len(slots)} slots, {free} free", err=True)
+    click.echo(f"{count_of(machines, 'machine')}, {count_of(len(slots), 'slot')}, {free} free", err=True)

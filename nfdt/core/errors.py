@@ -13,7 +13,7 @@
      │   └─ WorkerFailed           3   ... because a worker's code raised
      ├─ ServerUnreachable          4   no server at the address
      ├─ Refused                    5   the server refused the request
-     │   ├─ AuthenticationFailed   5   wrong or missing token
+     │   ├─ AuthenticationFailed   5   wrong or missing token, or a certificate that is not trusted
      │   ├─ VersionMismatch        5   Python, Keras or TensorFlow differ
      │   ├─ PolicyRefused          5   the server's policy forbids this job
      │   └─ JobTaken               5   another client is attached to the job
@@ -86,7 +86,7 @@ class Refused(NfdtError, PermissionError):
 
 
 class AuthenticationFailed(Refused):
-    """The token is missing or wrong."""
+    """The token is missing or wrong, or the server's certificate is not trusted."""
 
 
 class VersionMismatch(Refused):

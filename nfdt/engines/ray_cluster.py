@@ -18,6 +18,7 @@ from nfdt_client.embedded import EmbeddedServer
 from nfdt_client.options import Options
 
 from nfdt.core.errors import JobFailed, NotInstalled, ServerUnreachable, UsageError
+from nfdt.core.host.packages import install
 from nfdt.core.jobs.runner import Role
 from nfdt.core.wire.channel import join_address
 from nfdt.engines.ray_slot import STOP_S, RaySlot, RaySlotAccess
@@ -71,9 +72,7 @@ class RayCluster:
         try:
             import ray
         except ImportError as error:
-            raise NotInstalled(
-                f"--on ray: {error}. Expected Ray on every machine: pip install '.[ray]' in NFDT's checkout."
-            ) from None
+            raise NotInstalled(f"--on ray: {error}. Expected Ray on every machine: {install('ray')}.") from None
         if (address or "").startswith("ray://"):
             raise UsageError(
                 f"--address: expected HOST:PORT of a Ray cluster that this machine belongs to. Received: {address!r}, "
@@ -221,6 +220,8 @@ def _amounts(resources: Mapping[str, float]) -> str:
 
 class RayServer:
     """A running job server with slots on a Ray cluster; a :class:`~nfdt_client.embedded.StartedServer`."""
+
+    is_warm = False
 
     def __init__(self, server: EmbeddedServer, cluster: RayCluster, ca_file: str | None) -> None:
         self.token, self.address, self.ca_file = server.token, server.address, ca_file

@@ -42,9 +42,7 @@ class JobResults:
         self._core.job_log.workers_so_far(statistics)
         if self._core.topology.view.pushes and not self._core.shard_statistics:
             return  # a worker cannot tell a gradient that was refused from one of a task that another one has finished
-        if refused := [name for name, row in statistics.items() if row.get("dropped")]:
-            text = "were refused, as they are NaN or infinite, or would have made weights so."
-            self._warn(f"Gradients of {', '.join(refused)} {text}")
+        self._warn_of_refused(statistics)
 
     def look_for_nan(self, epoch: int, logs: Mapping[str, Any]) -> None:
         """Warn about a log that is NaN or infinite."""
@@ -133,16 +131,18 @@ class JobResults:
             training.recovery.delete_snapshot()
 
     def _report_refused(self, statistics: Mapping[str, Mapping[str, Any]]) -> None:
-        """Warn per epoch about workers whose pushes the shards refused."""
-        for name, row in statistics.items():
-            refused = int(row.get("dropped") or 0)
-            if more := refused - self._refused.get(name, 0):
-                self._core.job_log.write(
-                    "warning",
-                    f"{more} pushes of {name} were refused until now: the gradient was NaN or infinite, or would have "
-                    "made weights so. The weights are those before.",
-                )
-            self._refused[name] = refused
+        """Write how many pushes the shards refused in an epoch."""
+        self._warn_of_refused(statistics)
+        refused = {name: int(row.get("dropped") or 0) for name, row in statistics.items()}
+        more = {name: count - self._refused.get(name, 0) for name, count in refused.items()}
+        if counts := ", ".join(f"{count} of {name}" for name, count in more.items() if count):
+            self._core.job_log.write("info", f"Refused gradients in this epoch: {counts}.")
+        self._refused = refused
+
+    def _warn_of_refused(self, statistics: Mapping[str, Mapping[str, Any]]) -> None:
+        if refused := [name for name, row in statistics.items() if row.get("dropped")]:
+            text = "were refused, as they are NaN or infinite, or would have made weights so."
+            self._warn(f"Gradients of {', '.join(refused)} {text}")
 
     def _statistics(self, shards: Any) -> dict[str, dict[str, Any]]:
         def rows() -> dict[str, dict[str, Any]]:

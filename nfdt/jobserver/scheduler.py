@@ -380,7 +380,8 @@ class Scheduler:
         lasting = waiting.short_since is not None and now - waiting.short_since >= PASSED_AFTER_S
         waiting.may_be_passed = lasting and (ranks > 0 or not topology.view.launched) and (shards in short or not late)
         if (since := waiting.stall.stalled_s(now)) is not None:
-            lacking = [f"{need.wanted - need.free} {need.role} slots" for need in (shards, workers) if not need.met]
+            missing = [(need.wanted - need.free, f"{need.role} slot") for need in (shards, workers) if not need.met]
+            lacking = [f"{count} {noun}{'s' if count > 1 else ''}" for count, noun in missing]
             job.job_log.stalled(lacking, since)
         return False
 

@@ -23,6 +23,7 @@ from nfdt.core.host.child_process import die_with_parent
 from nfdt.core.host.keras_backend import TENSORFLOW, VARIABLE, current_backend
 from nfdt.core.host.logs import log_to_stderr
 from nfdt.core.host.machine import give_back_memory
+from nfdt.core.host.packages import install
 from nfdt.core.host.startup import not_importing, note_start, quick_imports, without_allocator_threads
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire import workers_pb2_grpc
@@ -265,7 +266,7 @@ def _require_modules(role: str) -> None:
         logger.info("the modules of a slot cannot be imported", exc_info=True)
         raise NotInstalled(
             f"A slot cannot import its modules with {sys.executable}: {error}. Expected: TensorFlow and Keras there. "
-            "Install them, in NFDT's checkout: pip install '.[cpu]' (with GPUs '.[tensorflow]'). "
+            f"Install them: {install('cpu')} (with GPUs {install('tensorflow')}). "
             "Then start the server, or `nfdt worker`, again."
         ) from error
 

@@ -19,6 +19,7 @@ HOME = "README.md"
 REPOSITORY = "repository"  # folder of the site for files outside of docs
 HIDDEN = "---\nsearch: {exclude: true}\n---\n"
 LINK = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#])")
+NO_DEFAULT = "<code>Sentinel.UNSET</code>"
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".json": "json", ".sbatch": "bash", ".pbs": "bash"}
 
 
@@ -56,6 +57,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return relative(place(target), page.file.src_uri) if target else match[1]
 
     return LINK.sub(replaced, markdown) if here else markdown
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    """Leave the cell of an option without a default empty; mkdocs-click writes click's mark for it."""
+    return html.replace(NO_DEFAULT, "")
 
 
 def source(uri: str) -> str | None:

@@ -93,16 +93,27 @@ def test_list_and_logs_know_the_job(jobs, job):
 
 
 def test_logs_are_limited_by_number_level_and_age(jobs):
-    every = jobs("logs", "ID").stdout.splitlines()
+    every = jobs("logs", "ID", "--level", "debug").stdout.splitlines()
     assert jobs("logs", "ID", "--tail", "2").stdout.splitlines() == every[-2:]
     assert jobs("logs", "ID", "--tail", "2", "--follow").stdout.splitlines() == every[-2:]
     assert jobs("logs", "ID", "--tail", "0").stdout == ""
-    informed = jobs("logs", "ID", "--level", "info").stdout.splitlines()
+    informed = jobs("logs", "ID").stdout.splitlines()
     assert informed == [line for line in every if line.split()[2] not in ("progress", "speed")]
     assert jobs("logs", "ID", "--level", "error").stdout == ""
-    assert jobs("logs", "ID", "--since", "1d").stdout.splitlines() == every
+    assert jobs("logs", "ID", "--since", "1d").stdout.splitlines() == informed
     assert jobs("logs", "ID", "--since", "0s").stdout == ""
     assert datetime.fromisoformat(" ".join(every[0].split()[:2])) <= datetime.now()
+
+
+def test_the_latest_job_is_meant_where_none_is_named(jobs, job, cluster, tmp_path):
+    assert jobs("show").stdout == jobs("show", "ID").stdout
+    assert jobs("logs").stdout == jobs("logs", "ID").stdout
+    assert jobs("attach").stdout.strip().endswith("succeeded")
+    assert jobs("plot", "-o", str(tmp_path / "j.png")).returncode == 0
+    command = [*NFDT, "trace", "-o", str(tmp_path / "t.json")]
+    done = subprocess.run(command, env=environment(**cluster.env()), capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
 
 
 def test_a_plot_is_a_picture(jobs, tmp_path):
@@ -146,8 +157,9 @@ def test_a_plan_is_made_of_what_a_job_has_measured(cluster, job):
     assert all(each["samples_per_s"] > 0 for each in result["forecasts"])
 
 
-def test_cancelling_a_job_that_has_ended_changes_nothing(jobs):
-    assert jobs("cancel", "ID").returncode == 0
+def test_cancelling_a_job_that_has_ended_changes_nothing(jobs, job):
+    done = jobs("cancel")
+    assert (done.returncode, done.stderr) == (0, f"job {job} has ended already: succeeded\n")
     assert json.loads(jobs("show", "ID", "--format", "json").stdout)["state"] == "succeeded"
 
 

@@ -8,7 +8,7 @@ import sys
 import click
 import pytest
 
-from nfdt.cli import HFDT_SUMMARIES, SUMMARIES, cli, hfdt
+from nfdt.cli import HEADINGS, HFDT_SUMMARIES, SUMMARIES, cli, hfdt
 from tests.support.command_lines import command_of
 from tests.support.scripts import DEADLINE_S, environment
 
@@ -54,7 +54,33 @@ def test_the_summary_of_every_command_is_that_of_its_help(group, summaries):
     assert found == summaries
 
 
-def test_the_help_lists_every_command(capsys):
+def test_the_help_lists_every_command_under_a_heading_with_its_whole_sentence(capsys):
     cli(["--help"], standalone_mode=False)
-    listed = capsys.readouterr().out.partition("Commands:")[2]
-    assert [line.split()[0] for line in listed.strip().splitlines()] == sorted(SUMMARIES)
+    text = capsys.readouterr().out
+    assert sorted(name for names in HEADINGS.values() for name in names) == sorted(SUMMARIES)
+    said = " ".join(text.split())
+    for heading, names in HEADINGS.items():
+        assert f"\n{heading}:\n  {names[0]}" in text
+        assert all(f"{name} {' '.join(SUMMARIES[name].split())}" in said for name in names)
+
+
+def test_the_help_of_jobs_has_whole_sentences(capsys):
+    cli(["jobs", "--help"], standalone_mode=False)
+    assert "..." not in capsys.readouterr().out.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [("nfdt tra", "plain,trace"), ("nfdt jobs a", "plain,attach"), ("nfdt run tr", "file,tr")],
+    ids=["command", "subcommand", "script"],
+)
+def test_a_shell_completes_commands_and_scripts(words, found):
+    asked = {"_NFDT_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    done = subprocess.run(
+        [sys.executable, "-m", "nfdt.cli"],
+        env=environment(**asked),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert found in done.stdout.splitlines(), done.stderr

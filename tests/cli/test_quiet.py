@@ -22,6 +22,13 @@ def test_noise_of_a_start_that_works_is_dropped(capfd):
     assert capfd.readouterr().err == "afterwards\n"
 
 
+def test_noise_is_shown_at_level_debug(capfd, caplog):
+    caplog.set_level("DEBUG")
+    with quiet_start():
+        start(broken=False)
+    assert capfd.readouterr().err == "from C++\n"
+
+
 def test_noise_of_a_start_that_fails_is_shown(capfd):
     with pytest.raises(ImportError), quiet_start():
         start(broken=True)

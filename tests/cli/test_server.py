@@ -39,7 +39,7 @@ def test_a_server_without_tensorflow_stops_starting_slots_and_fails_jobs_with_th
         stop(cluster.process)
     assert "3 times in a row" in reason
     assert "libcudart.so.12: cannot open" in reason
-    assert "pip install '.[cpu]'" in reason
+    assert "pip install 'nfdt[cpu]'" in reason
     log = (tmp_path / "server.log").read_text()
     assert log.count("ERROR nfdt.launch.processes 3 times in a row") == 1
     assert log.count("worker slot local-worker-0") <= 3

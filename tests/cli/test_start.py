@@ -99,7 +99,9 @@ def warm(machine):
 @pytest.mark.feature("`nfdt start`: a warm server for the next runs", area="Launchers and environments")
 def test_runs_train_on_the_warm_server_with_code_as_it_is_now(warm):
     before = warm.runs()
-    assert warm.train(shift=1.0)[0] == pytest.approx(4.0)
+    loss, messages = warm.train(shift=1.0)
+    assert loss == pytest.approx(4.0)
+    assert "on 2 workers of the warm server, " in messages
     assert warm.train(shift=2.0)[0] == pytest.approx(6.0)  # not the module of the run before
     done = warm.run(sys.executable, "decorated.py")
     assert done.returncode == 0, done.stderr[-4000:]

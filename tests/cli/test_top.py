@@ -41,6 +41,13 @@ def test_rates_are_those_between_two_looks():
     assert "loss 0.5" in shown
 
 
+def test_rates_that_are_not_known_yet_are_a_dash():
+    shown = text_of(JobView(), status({"worker-0": totals(100, bytes_sent=1, bytes_received=1)}))
+    (row,) = [line for line in shown.splitlines() if "worker-0" in line]
+    assert row.split() == ["worker-0", "-", "32", "1.0", "-", "-", "-", "-", "-"]
+    assert "  - samples/s" in shown
+
+
 def test_many_workers_share_a_row():
     workers = {f"worker-{i}": totals(10) for i in range(MOST_WORKERS + 9)}
     shown = text_of(JobView(), status(workers))

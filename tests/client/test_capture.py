@@ -393,7 +393,7 @@ def test_streamed_epochs_have_the_batches_and_warnings_of_keras(read, model, kin
     ],
 )
 def test_bad_data_are_refused_in_keras_words(read, arguments, needle):
-    with pytest.raises(UsageError, match=needle):
+    with pytest.raises(ValueError, match=needle):
         read(**{"shuffle": False, **arguments}).train.first()
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import builtins
+import traceback
 
 import pytest
 from nfdt_client.failures import failure_of, rebuild
@@ -23,6 +24,16 @@ def test_a_built_in_exception_keeps_its_type_and_shows_the_worker():
     assert "worker-1" in str(error.__cause__)
     assert "File x, line 1" in str(error.__cause__)
     assert "worker-1" in error.__notes__[0]
+
+
+def test_a_worker_s_error_is_printed_without_internal_frames_and_once_more_at_most():
+    frames = "".join(f'  File "/x/site-packages/keras/src/{n}.py", line 1, in f\n    f()\n' for n in range(30))
+    trace = f"Traceback (most recent call last):\n{frames}ValueError: odd\n"
+    raised = {**ERROR, "type": "ValueError", "message": "odd", "traceback": trace}
+    error = failure_of("job-1", {"state": "failed", "error": raised})
+    printed = "".join(traceback.format_exception(error))
+    assert len(printed.splitlines()) < 14
+    assert printed.count("ValueError: odd") == 2
 
 
 def test_the_user_s_own_exception_becomes_worker_failed():

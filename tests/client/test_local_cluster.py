@@ -63,6 +63,11 @@ def test_commands_need_no_server_where_one_script_trains(cluster):
     assert nfdt_jobs("--server", cluster.address).stdout == listed.stdout  # and no token either
 
 
+def test_health_needs_no_server_either(cluster):
+    done = subprocess.run([*NFDT, "health"], env=environment(), capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.stdout == f"{cluster.address} serves\n", done.stderr
+
+
 def test_commands_name_the_servers_where_several_scripts_train(cluster):
     with nfdt.LocalCluster(workers=1, warm=False) as other:
         addresses = cluster.address, other.address

@@ -10,6 +10,7 @@ import pytest
 from nfdt_client import decorator
 from nfdt_client.connection import JobsClient
 from nfdt_client.handle import JobHandle, attach, describe_log
+from nfdt_client.job import start_line
 from nfdt_client.program_checks import check_rows
 
 from nfdt.core.errors import (
@@ -21,7 +22,8 @@ from nfdt.core.errors import (
     UsageError,
     WorkerFailed,
 )
-from nfdt.core.specs.job import resolve_algorithm
+from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
+from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.model.program.manifest import Manifest
 from tests.support.fake_server import TOKEN
 
@@ -74,6 +76,29 @@ class EpochHookLog(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self.calls.append(f"batch {batch} end")
+
+
+def test_the_first_line_says_how_to_look_at_a_job_of_a_server(session, fake, model, capsys, tmp_path):
+    model.fit(X, Y, epochs=1, verbose=0)
+    line = capsys.readouterr().err.splitlines()[0]
+    assert line == f"nfdt: job job-0, ddc-asgd on 2 workers, look at it with `nfdt top --server {fake.address}`"
+
+
+def test_the_first_line_names_the_logs_only_where_they_are(tmp_path):
+    spec = JobSpec(
+        name="m",
+        algorithm=resolve_algorithm("asgd"),
+        cluster=ClusterSpec(workers=2),
+        fit=FitSpec(epochs=1),
+        program="0" * 64,
+        train=DataSpec(kind="stream"),
+    )
+    here = pb.ServerDescription(state_dir=str(tmp_path))
+    assert "logs in" not in start_line("job-1", spec, here, "")
+    (tmp_path / "logs").mkdir()
+    assert f"asgd on 2 workers, logs in {tmp_path / 'logs'}, page http://x" in start_line(
+        "job-1", spec, here, "http://x"
+    )
 
 
 @pytest.mark.feature("Callbacks of the script, in Keras' order", area="Callbacks")

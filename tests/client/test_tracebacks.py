@@ -105,6 +105,20 @@ def test_all_frames_are_logged_where_debug_messages_are(session, caplog):
     assert "nfdt_client/capture.py" in caplog.text
 
 
+def test_data_of_different_lengths_are_refused_as_by_keras(fake, model):
+    def script():
+        model.fit(X, Y[:5], verbose=0)
+
+    with pytest.raises(ValueError, match="cardinality") as plain:
+        script()
+    with decorator.session(server=fake.address, token=TOKEN), pytest.raises(ValueError, match="cardinality") as caught:
+        script()
+    assert type(caught.value) is type(plain.value)
+    assert str(caught.value) == str(plain.value)
+    assert caught.value.__cause__ is None
+    assert files_of(caught.value) == {__file__}
+
+
 def test_wrong_arguments_of_fit_show_the_line_of_the_script(session, model):
     with pytest.raises(TypeError) as caught:
         model.fit(X, Y, epoch=3)
@@ -188,9 +202,20 @@ def test_the_traceback_of_a_worker_shows_the_frames_of_the_script():
     assert shown.endswith(REMOTE[REMOTE.index("KeyError: in user code") :])
 
 
-def test_a_worker_s_traceback_without_other_frames_stays():
+def test_of_a_worker_s_traceback_without_frames_of_the_script_the_innermost_stays():
     internal = REMOTE[: REMOTE.index('  File "/home/user')] + "KeyError: 'k'\n"
-    assert filter_text(internal) == internal
+    raised = REMOTE[
+        REMOTE.index('  File "/opt/venv/lib/python3.12/site-packages/keras') : REMOTE.index('  File "/home')
+    ]
+    assert filter_text(internal) == f"Traceback (most recent call last):\n{raised}KeyError: 'k'\n"
+    assert filter_text("KeyError: 'k'\n") == "KeyError: 'k'\n"
+
+
+def test_frames_of_code_that_a_script_has_sent_show_its_file_and_its_text():
+    number = test_frames_of_code_that_a_script_has_sent_show_its_file_and_its_text.__code__.co_firstlineno
+    shown = filter_text(f'  File "<{__file__}>", line {number}, in f\n  File "</etc/hostname>", line 1, in g\n')
+    name = "def test_frames_of_code_that_a_script_has_sent_show_its_file_and_its_text():"
+    assert shown == f'  File "{__file__}", line {number}, in f\n    {name}\n  File "</etc/hostname>", line 1, in g\n'
 
 
 @pytest.mark.usefixtures("_all_frames")

@@ -172,7 +172,7 @@ def test_without_ray_the_error_names_the_remedy(monkeypatch, tmp_path):
     (tmp_path / "script.py").touch()
     done = CliRunner().invoke(cli, ["run", "--on", "ray", str(tmp_path / "script.py")])
     assert done.exit_code == 2
-    assert "pip install '.[ray]'" in done.output
+    assert "pip install 'nfdt[ray]'" in done.output
 
 
 @pytest.mark.parametrize(

@@ -390,8 +390,8 @@ print(json.dumps(dict(messages=messages, loss=history.history["loss"], statistic
 """
         )
     )
-    stalls = [line for line in got["messages"] if "waiting for rank" in line]
-    late = [line for line in stalls if re.search(r"rank 1 for \d+ s \(tensors: hfdt_gradient", line)]
+    stalls = [line for line in got["messages"] if "s for rank" in line]
+    late = [line for line in stalls if re.search(r"\d+ s for rank 1 \(tensors: hfdt_gradient", line)]
     assert late, got["messages"]
     assert not [line for line in stalls if "rank 0" in line]
     names = {event.get("args", {}).get("name") for event in json.loads((tmp_path / "trace.json").read_text())}

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from nfdt.core.errors import PolicyRefused, ProtocolError, VersionMismatch
-from nfdt.model.program.code import dump_objects, load_code
+from nfdt.model.program.code import dump_objects, load_code, load_objects
 from nfdt.model.program.manifest import Manifest
 
 pytestmark = pytest.mark.processes
@@ -84,6 +84,15 @@ def test_classes_of_a_script_and_its_modules_run_where_neither_exists(tmp_path):
 def manifest(**changes):
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     return Manifest({"kind": "code", "code": "it", "versions": {"python": version}, **changes})
+
+
+def test_code_keeps_the_name_of_its_file_in_brackets():
+    def outer():
+        return lambda: 1
+
+    dumped = dump_objects({"f": outer}).data
+    own = load_objects(manifest(), "it", lambda _: dumped, {})["f"]
+    assert {code.co_filename for code in (own.__code__, own().__code__)} == {f"<{__file__}>"}
 
 
 def test_code_is_not_even_read_without_permission():

@@ -1,12 +1,15 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from nfdt.core.errors import ServerUnreachable, UsageError
+from nfdt.core.errors import AuthenticationFailed, ServerUnreachable, UsageError
 from nfdt.core.wire import jobs_pb2, jobs_pb2_grpc
 from nfdt.core.wire.channel import make_server, open_channel, same_token
 from nfdt.core.wire.status import translated
 from tests.support.certificates import CertificatePair, self_signed
+from tests.support.scripts import environment
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +57,20 @@ def test_tls_works_and_plain_text_does_not(most_calls, server_pair):
 @every_server
 def test_another_certificate_is_not_trusted(most_calls, server_pair, client_pair):
     server, bound = serve(server_pair, most_calls)
-    with pytest.raises(ServerUnreachable):
+    with pytest.raises(AuthenticationFailed, match=f"certificate of {bound} is not trusted: .*--ca-file"):
         ask(bound, ca_file=client_pair.cert)
     server.stop(None).wait()
+
+
+@pytest.mark.processes
+def test_nothing_but_the_error_is_printed_about_another_certificate(server_pair, client_pair):
+    server, bound = serve(server_pair, None)
+    command = [sys.executable, "-m", "nfdt.cli", "health", "--server", bound, "--ca-file", str(client_pair.cert)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=100)
+    server.stop(None).wait()
+    assert done.returncode == AuthenticationFailed.exit_code
+    assert done.stderr.startswith(f"Error: The certificate of {bound} is not trusted")
+    assert done.stderr.count("\n") == 1
 
 
 @every_server

@@ -61,6 +61,14 @@ def without_allocator_threads() -> Iterator[None]:
             os.environ[_ARROW_OPTIONS] = theirs
 
 
+def quiet_grpc() -> None:
+    """Keep gRPC, which is imported later, from writing lines of its own to stderr, unless the environment asks for it.
+
+    What they say is in the errors of the calls.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
 VARIABLE = "NFDT_START_LOG"
 
 

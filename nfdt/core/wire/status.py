@@ -18,6 +18,7 @@ _log = logging.getLogger(__name__)
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 ERROR_KEY = "nfdt-error"
+_UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"  # of gRPC's TLS library
 MAX_DETAILS = 4000  # characters: details are sent in HTTP/2 headers, whose size peers limit to 8 KiB
 
 # The first class that matches wins: subclasses come before their bases.
@@ -48,6 +49,12 @@ def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, name: str, text
 
 
 def _by_code(code: grpc.StatusCode | None, details: str, address: str) -> NfdtError:
+    if _UNTRUSTED in details:
+        reason = details.partition(_UNTRUSTED)[2].strip(": ").removesuffix(": OK")
+        return errors.AuthenticationFailed(
+            f"The certificate of {address} is not trusted: {reason}. Expected: one that an authority in --ca-file "
+            "has signed for this name. Give the ca.pem that `nfdt certs` made with the server's certificate."
+        )
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN) and not details.startswith("Exception"):
         return errors.ServerUnreachable(
             f"No answer from {address}: {details or 'the connection failed'}. Check the address, that the server "

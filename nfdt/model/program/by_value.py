@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import pickle
+import sys
 import types
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -114,6 +115,10 @@ class ObjectPickler(cloudpickle.Pickler):
             return super().reducer_override(obj)
         if isinstance(obj, types.ModuleType):
             self.modules.add(obj.__name__)
+        if isinstance(obj, types.CodeType):
+            # In brackets: another file may have that name where the code runs, and nothing reads its text from there.
+            name = obj.co_filename if obj.co_filename.startswith("<") else sys.intern(f"<{obj.co_filename}>")
+            return _code_of_file, (*self.dispatch_table[types.CodeType](obj), name)
         if type(obj) in _TRACKED:
             plain = _TRACKED[type(obj)]
             members = plain(obj.items()) if issubclass(plain, dict) else list(obj)
@@ -233,6 +238,10 @@ def _fill(container: Any, state: tuple[Any, Any]) -> None:
     members, container.tracker = state[0], None
     container.extend(members) if isinstance(container, list) else container.update(members)
     container.tracker = state[1]
+
+
+def _code_of_file(make: Callable[..., types.CodeType], arguments: tuple[Any, ...], name: str) -> types.CodeType:
+    return make(*arguments).replace(co_filename=name)  # cloudpickle leaves the name out, which tracebacks show
 
 
 def _same(obj: Any) -> Any:

@@ -131,7 +131,7 @@ def _why_not(value: Any, references: Mapping[int, str]) -> str:
         pickler.dump(value)
     except Exception as error:
         functions = [obj for obj in pickler.code.values() if isinstance(obj, types.FunctionType)]
-        code = [obj for obj in functions if not str(obj.__module__).startswith("cloudpickle")]
+        code = [obj for obj in functions if not str(obj.__module__).startswith(("cloudpickle", "nfdt."))]
         inside = [obj.__qualname__.rpartition(".")[2] for obj in code]
         return f"{type(error).__name__}: {error}" + (f" (in {inside[-1]!r})" if inside else "")
     return ""
