@@ -25,7 +25,6 @@ import keras
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError
-from nfdt.core.sharding import GLOBAL
 from nfdt.model.backends.contract import current
 from nfdt.model.keras_internals import training as keras_training
 from nfdt.model.keras_internals.models import serialization_lib
@@ -42,6 +41,8 @@ from nfdt.model.program.optimizer import (
 )
 from nfdt.model.program.step_effects import StepEffects, trace_step
 from nfdt.model.program.untrained import describe_variable, untrained_variables
+
+GLOBAL = -1  # no trainable variable
 
 Described = Sequence[Mapping[str, Any] | None]
 """Per optimizer of the model, in the order of ``own_optimizers``, its description; None if the step does not use it."""
