@@ -195,14 +195,14 @@ def test_the_expected_time_is_that_of_workers_which_never_wait():
 def test_every_row_has_an_algorithm():
     assert set(MAIN) < set(ROWS)
     with reference_rules():
-        algorithms = {name: row.algorithm(8) for name, row in ROWS.items()}
+        algorithms = {name: row.algorithm for name, row in ROWS.items()}
     assert {name: batches_per_update(algorithms[name], 8) for name in ("asgd", "bsp", "n-softsync", "diloco")} == {
         "asgd": 1,
         "bsp": 8,
         "n-softsync": 8,
-        "diloco": 8,
+        "diloco": 1,
     }
-    assert (algorithms["diloco"].outer, algorithms["diloco"].groups) == ("delta", "8")
+    assert algorithms["diloco"].exchange_facts.local
     assert ROWS["sync-scaled"].rate(0.1, 8) == pytest.approx(0.8)
     assert ROWS["bsp"].rate(0.1, 8) == 0.1
     assert "dana-dc" not in RULES, "the rules are there within the context only"

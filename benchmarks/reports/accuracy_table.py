@@ -18,7 +18,7 @@ JUDGED = (
 
 def planner_name(row: str) -> str:
     """Return the planner's name of a row."""
-    return measured_as(ROWS[row].algorithm(workers=2))
+    return measured_as(ROWS[row].algorithm)
 
 
 def measured(study: Study) -> list[MeasuredTraining]:

@@ -153,8 +153,8 @@ class Study:
                 cluster,
                 seed=training.seed,
                 rate=row.rate(training.rate, workers),
-                merged=batches_per_update(row.algorithm(workers), workers),
-                overrides=row.overrides(workers),
+                merged=batches_per_update(row.algorithm, workers),
+                overrides=row.options,
             )
         except NfdtError as error:
             return {"error": f"{type(error).__name__}: {error}"}

@@ -20,21 +20,16 @@ class StudyRow:
         preset: Name of the preset.
         options: Options of the algorithm.
         scales_rate: Whether the learning rate is multiplied by the number of batches that an update merges.
-        alone: Whether every worker is a group of its own.
     """
 
     preset: str
     options: Mapping[str, Any] = field(default_factory=dict)
     scales_rate: bool = False
-    alone: bool = False
 
-    def overrides(self, workers: int) -> dict[str, Any]:
-        """Return the algorithm options among this number of workers."""
-        return {**self.options, **({"groups": str(workers)} if self.alone else {})}
-
-    def algorithm(self, workers: int) -> AlgorithmSpec:
-        """Return the algorithm among this number of workers."""
-        return resolve_algorithm(self.preset, **self.overrides(workers))
+    @property
+    def algorithm(self) -> AlgorithmSpec:
+        """The algorithm."""
+        return resolve_algorithm(self.preset, **self.options)
 
     def rate(self, rate: float, workers: int) -> float:
         """Return the learning rate of the model from that of one machine.
@@ -44,10 +39,8 @@ class StudyRow:
         References:
             Goyal et al., "Accurate, Large Minibatch SGD", arXiv:1706.02677, sections 2.1 and 2.2.
         """
-        return rate * batches_per_update(self.algorithm(workers), workers) if self.scales_rate else rate
+        return rate * batches_per_update(self.algorithm, workers) if self.scales_rate else rate
 
-
-DILOCO = {"outer": "delta", "local_steps": 16, "batch": "fixed", "update_rule": "plain"}
 
 ROWS: dict[str, StudyRow] = {
     SEQUENTIAL: StudyRow("bsp"),
@@ -63,13 +56,12 @@ ROWS: dict[str, StudyRow] = {
     "h-ps": StudyRow("h-ps"),
     "dbs-sgd": StudyRow("dbs-sgd"),
     "group-sync": StudyRow("group-sync"),
-    "diloco": StudyRow("group-sync", DILOCO, alone=True),
     "n-softsync": StudyRow("n-softsync"),
     "bsp": StudyRow("bsp"),
     "sync-scaled": StudyRow("bsp", scales_rate=True),
     "local-ddc": StudyRow("local-ddc", {"codec": "identity", "overlap": 0}),
     "local-ddc-hidden": StudyRow("local-ddc", {"codec": "identity"}),
-    "local-rounds": StudyRow("diloco"),
+    "diloco": StudyRow("diloco"),
 }
 MAIN = (SEQUENTIAL, "ddc-asgd", "asgd", "staleness-scaled", "dc-asgd", "dc-asgd-a", "dc-asgd-k", "bsp", "sync-scaled")
 
@@ -78,7 +70,7 @@ def batches_per_update(algorithm: AlgorithmSpec, workers: int) -> float:
     """Return the approximate number of local batches per step of an optimizer: the length of a schedule follows."""
     if algorithm.exchange_facts.local:
         return 1.0  # a schedule follows the samples
-    if algorithm.consistency == "bsp" or algorithm.outer == "delta":
+    if algorithm.consistency == "bsp":
         return workers
     if algorithm.consistency == "softsync":
         return max(1, workers // algorithm.softsync_n)

@@ -70,7 +70,6 @@ class FitOptions(TypedDict, total=False):
     scale_lr: Literal["linear", "sqrt"]
     warmup_epochs: float
     groups: str | int
-    outer: Literal["gradient", "delta"]
     local_steps: int | Literal["auto"]
     outer_lr: float
     outer_momentum: float

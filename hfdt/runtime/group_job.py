@@ -13,8 +13,8 @@ import tensorflow as tf
 from hfdt.runtime.artifacts import ReadableArtifacts
 from hfdt.runtime.batch_split import split_by_shares, weight_of
 from hfdt.runtime.communicator import Communicator
+from hfdt.runtime.group_step import GroupExchange, GroupStep
 from hfdt.runtime.job import RingJob
-from hfdt.runtime.outer import DeltaOuter, GradientOuter, GroupExchange
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.spans import SpanRing
@@ -96,23 +96,17 @@ class GroupJob(RingJob):
         self._ring_s = 0.0
         super().__init__(spec, communicator, artifacts, number=self._members[communicator.rank], spans=spans)
 
-    def _make_step(self, manifest: Manifest, state: State) -> GradientOuter | DeltaOuter:
+    def _make_step(self, manifest: Manifest, state: State) -> GroupStep:
         part = self._part
         self._show = WeightSetter(part.model, part.layout)
         self.exchange = GroupExchange(self._communicator, part.layout.size, part.first_update, self.spec.cluster.shards)
-        outer = DeltaOuter if self.spec.algorithm.outer == "delta" else GradientOuter
-        return outer(part.model, manifest, state, self._communicator, self.exchange)
+        return GroupStep(part.model, manifest, state, self._communicator, self.exchange)
 
     # ---- instructions
 
     def _on_begin_epoch(self, begin: ins.BeginEpoch) -> ins.Report:
-        share = begin.share or ins.StepShare()
-        if share.rows:
-            self._rows, self._rate = list(share.rows), share.rate
-        if isinstance(self.step, DeltaOuter):
-            self.step.local_steps = max(1, share.local_steps)
-            if share.learning_rate is not None:
-                self.step.step.set_learning_rate(share.learning_rate)
+        if begin.share is not None and begin.share.rows:
+            self._rows, self._rate = list(begin.share.rows), begin.share.rate
         self.exchange.weights = None
         return super()._on_begin_epoch(begin)
 
@@ -121,7 +115,6 @@ class GroupJob(RingJob):
             self.exchange.weights = None
         self.exchange.wants_weights = not work.no_weights
         report = super()._on_work(work)
-        self.step.push_pending()  # work that is reported as finished must be on the shards
         self.gather_speeds()
         return report
 
@@ -140,8 +133,7 @@ class GroupJob(RingJob):
     def _step_on(self, tasks: list[Task], batch: Any, rows: int, total: int) -> Mapping[str, Any]:
         pause = functools.partial(self._timed, rows)
         rate = self._rate
-        algorithm = self.spec.algorithm
-        if algorithm.batch_facts.follows_speed and algorithm.outer == "gradient" and self.spec.train.sized:
+        if self.spec.algorithm.batch_facts.follows_speed and self.spec.train.sized:
             rate *= total / sum(self._rows)  # every sample has equal weight, also in the short last batch of an epoch
         return self.step(batch, weight_of(rows, total), pause, samples=total, rate=rate, task=tasks[0])
 

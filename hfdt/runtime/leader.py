@@ -19,7 +19,7 @@ from typing import Any
 from hfdt.keras.horovod_api import is_broken_world
 from hfdt.runtime.artifacts import share
 from hfdt.runtime.communicator import Communicator
-from hfdt.runtime.outer import connect
+from hfdt.runtime.group_step import connect
 from hfdt.runtime.ring import Command, RingMember
 from hfdt.runtime.slot_connection import LOOK_S, SlotConnection, leave_failure, report_failure, watch_failures
 from hfdt.runtime.state_service import StateService

@@ -109,8 +109,6 @@ class GroupPlan:
             proportional=algorithm.batch_facts.follows_speed,
             least=algorithm.batch_min,
             most=algorithm.batch_max,
-            local_steps=algorithm.fixed_steps,
-            delta=algorithm.outer == "delta",
         )
 
     def _times(self, groups: Groups) -> dict[int, StepTime]:
@@ -144,5 +142,4 @@ def _described(share: GroupShare) -> Mapping[str, Any]:
         "step_s": round(share.step_s, 6),
         "staleness": round(share.staleness, 3),
         "rate": round(share.rate, 6),
-        "local_steps": share.local_steps,
     }

@@ -106,12 +106,6 @@ class GroupsView(TopologyView):
         """Return a job of one worker per group, with the batch of the largest group."""
         return _with_workers(spec, groups, -(-spec.cluster.workers // groups))
 
-    def policy(self, spec: JobSpec) -> ConsistencyPolicy:
-        """Return the algorithm's policy; a group that pushes weight differences leases a round of steps."""
-        if spec.algorithm.outer == "delta":
-            return Rounds(spec.algorithm.fixed_steps)
-        return super().policy(spec)
-
 
 FLAT, ALLREDUCE, GROUPS = FlatView(), AllreduceView(), GroupsView()
 VIEWS: Mapping[str, TopologyView] = {"flat": FLAT, "ring": ALLREDUCE, "groups": GROUPS}

@@ -21,7 +21,7 @@ EventKind = Literal[
     "shard_lost",  # {"shard": str, "reason": str}
     "shards_restored",  # {"seconds": float, "redone_samples": int}: all shards, from their newest snapshot
     "epoch_begin",  # {"epoch": int, "steps": int|None}
-    "groups",  # {"groups": [{"members", "rows", "step_s", "staleness", "rate", "local_steps"}], "reason": str}
+    "groups",  # {"groups": [{"members", "rows", "step_s", "staleness", "rate"}], "reason": str}
     "progress",  # {"epoch": int, "steps": int (finished in this epoch), "samples": int, "logs": {name: float}}
     "speed",  # {"workers": {name: {"samples_per_s", "step_s", "step_exchange_s": float, "batch_size": int}}}
     "plan",  # {"row": {"topology", "batch", "overlap"}, "samples_per_s": float, "reason": str}: chosen by speed

@@ -252,11 +252,10 @@ class JobCore(JobParts):
         return need.total + 2 * model.weights <= capacity.memory_bytes
 
     def set_learning_rate(self, training: ActiveTraining, value: float) -> None:
-        """Set the learning rate of the user's optimizer, on the shards or in the workers; a slow call."""
+        """Set the learning rate of the user's optimizer; a slow call."""
         if training.recovery is not None:
             training.recovery.roll_back(f"The learning rate became {value:g}")
-        if not self.topology.set_learning_rate(value):
-            training.shards.set_learning_rate(value)
+        training.shards.set_learning_rate(value)
 
     def write(self, training: ActiveTraining, artifact: str) -> None:
         """Replace the state by an artifact; shards that are restored afterwards begin with it as well. A slow call."""

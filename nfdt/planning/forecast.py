@@ -222,9 +222,9 @@ def exchanging_rarely(cluster: Cluster, algorithm: AlgorithmSpec) -> Cluster:
         wanted = [w.exchange_s / EXCHANGE_SHARE / step_s for w, step_s in zip(cluster.workers, steps_s, strict=True)]
         counts = [min(max(1, math.ceil(count)), MOST_LOCAL_STEPS) for count in wanted]
     elif algorithm.consistency_facts.synchronous:
-        counts = [algorithm.fixed_steps] * len(steps_s)
+        counts = [algorithm.local_steps] * len(steps_s)
     else:
-        counts = [max(1, math.floor(algorithm.fixed_steps * min(steps_s) / step_s)) for step_s in steps_s]
+        counts = [max(1, math.floor(algorithm.local_steps * min(steps_s) / step_s)) for step_s in steps_s]
     workers = [
         replace(w, exchange_s=w.exchange_s / count, travel_s=w.travel_s / count, ask_s=w.ask_s / count)
         for w, count in zip(cluster.workers, counts, strict=True)

@@ -1,11 +1,10 @@
-"""Shares of groups: rows per member, a learning-rate factor, local steps.
+"""Shares of groups: rows per member, and a learning-rate factor.
 
 We define all of this; see docs/algorithms/group-sync.md.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,8 +12,6 @@ from nfdt.schedulers.batch_policies import LocalSizes
 from nfdt.schedulers.grouping import Groups
 from nfdt.schedulers.proportions import equal_time_split, proportional_split
 from nfdt.schedulers.throughput import StepTime
-
-ROUNDING = 1e-9  # rounding error by which a division may fall below a whole number
 
 
 @dataclass(frozen=True)
@@ -27,7 +24,6 @@ class GroupShare:
         step_s: Predicted seconds of a step, those of the slowest member.
         staleness: Predicted updates of the other groups during one step.
         rate: Factor of the learning rate for this group's updates.
-        local_steps: Steps between two exchanges.
     """
 
     members: tuple[int, ...]
@@ -35,7 +31,6 @@ class GroupShare:
     step_s: float
     staleness: float
     rate: float
-    local_steps: int = 1
 
     @property
     def batch(self) -> int:
@@ -77,10 +72,8 @@ def share_out(
     proportional: bool,
     least: int = 1,
     most: int | None = None,
-    local_steps: int = 1,
-    delta: bool = False,
 ) -> tuple[GroupShare, ...]:
-    """Return rows, rates and local steps of every group.
+    """Return rows and rates of every group.
 
     With M members in all and B = M * ``local_batch`` rows to divide::
 
@@ -88,7 +81,6 @@ def share_out(
         b_i   = (T_g - alpha_i) / beta_i     equal finish, T_g = (B_g + sum alpha_i / beta_i) / sum 1 / beta_i
         tau_g = T_g * sum_{h != g} 1 / T_h   psi_g = min(1, G / (1 + tau_g))
         rate  = psi_g * G * B_g / B          their mean is 1 if every psi is 1
-        delta: rate = psi_g * B_g H_g / sum(B H), H_g = max(1, floor(H * v_g / max v)), v_g = 1 / T_g
 
     Args:
         groups: Members of each group.
@@ -97,8 +89,6 @@ def share_out(
         proportional: Whether rows follow speed; otherwise every member gets ``local_batch``.
         least: Minimum number of rows of one member, if they follow speed.
         most: Maximum number of rows of one member; None for no bound.
-        local_steps: H of the fastest group; only with ``delta``.
-        delta: Whether groups push weight differences; their rates then add up to 1.
     """
     total = local_batch * sum(map(len, groups))
     rows = [[local_batch] * len(group) for group in groups]
@@ -108,13 +98,11 @@ def share_out(
         max(times[member].seconds(count) for member, count in zip(group, counts, strict=True))
         for group, counts in zip(groups, rows, strict=True)
     ]
-    steps = [max(1, math.floor(local_steps * min(seconds) / own + ROUNDING)) if delta else 1 for own in seconds]
     staleness = [own * sum(1 / s for s in seconds) - 1 for own in seconds]
-    work = [sum(counts) * count for counts, count in zip(rows, steps, strict=True)]
-    scale = 1 / sum(work) if delta else len(groups) / total
+    scale = len(groups) / total
     return tuple(
-        GroupShare(group, tuple(counts), own, tau, min(1.0, len(groups) / (1 + tau)) * scale * done, count)
-        for group, counts, own, tau, done, count in zip(groups, rows, seconds, staleness, work, steps, strict=True)
+        GroupShare(group, tuple(counts), own, tau, min(1.0, len(groups) / (1 + tau)) * scale * sum(counts))
+        for group, counts, own, tau in zip(groups, rows, seconds, staleness, strict=True)
     )
 
 

@@ -1,7 +1,7 @@
 """Construction of one shard: the program that it serves, its mode, its engine and its store.
 
 The store has tables by rows where the job allows it; otherwise it is all dense. The engine may be that of the last job,
-with its compiled functions. Workers that push differences of weights, instead of gradients, have an outer optimizer.
+with its compiled functions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.presets import FEW_WORKERS
 from nfdt.core.work.spans import SpanRing
 from nfdt.model.program.manifest import MadeTable, Manifest
-from nfdt.model.program.outer_sgd import outer_sgd
 from nfdt.model.program.state import State
 from nfdt.shard.engine import Engine
 from nfdt.shard.modes import AsynchronousMode, MergedMode, ModeFactory, RoundMode
@@ -43,35 +42,6 @@ Store = ShardStore | SparseStore
 OTHER: Final = "other"
 
 _NOTHING = ParameterLayout.of({"nothing": (1,)})
-
-
-def pushes_differences(algorithm: AlgorithmSpec) -> bool:
-    """Return whether workers push differences ``pulled - own``, made by the user's optimizer elsewhere."""
-    return algorithm.topology_facts.grouped and algorithm.outer == "delta"
-
-
-def served_program(manifest: Manifest, state: State, algorithm: AlgorithmSpec) -> tuple[Manifest, State, AlgorithmSpec]:
-    """Return program, state and algorithm of the shards: with the outer optimizer where workers push differences."""
-    if not pushes_differences(algorithm):
-        return manifest, state, algorithm
-    return outer_program(manifest, algorithm), State(state.weights), outer_algorithm(algorithm)
-
-
-def outer_program(manifest: Manifest, algorithm: AlgorithmSpec) -> Manifest:
-    """Return the program with Nesterov SGD instead of the user's optimizer; a difference is its gradient.
-
-    Its variables are not part of the job's state. Weight decay belongs to the user's optimizer, and is included in the
-    difference.
-
-    References:
-        Douillard et al., "DiLoCo", arXiv:2311.08105: the outer optimizer and its hyperparameters.
-    """
-    return manifest.with_optimizer(*outer_sgd(manifest.layout, algorithm.outer_lr, algorithm.outer_momentum))
-
-
-def outer_algorithm(algorithm: AlgorithmSpec) -> AlgorithmSpec:
-    """Return the algorithm without curvature compensation, which differences do not measure; delays still count."""
-    return algorithm.model_copy(update={"dc_lambda": 0.0})
 
 
 @dataclass(frozen=True)
@@ -168,7 +138,8 @@ def build_store(
         ShapeMismatch: the records belong to another program or rule.
     """
     if manifest.steps_on_workers and not algorithm.exchange_facts.local:
-        algorithm = outer_algorithm(algorithm)
+        # A difference of weights contains no information on curvature; delays still count.
+        algorithm = algorithm.model_copy(update={"dc_lambda": 0.0})
     plan = make_plan(manifest, index, shards)
     weights = plan.own(state.weights)
     run = manifest.layout.cut(shards)[index]

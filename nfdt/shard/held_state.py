@@ -57,9 +57,9 @@ class StateHolder:
         """Return the present state."""
         raise NotImplementedError
 
-    def read(self, *, weights_only: bool = False) -> tuple[Array, dict[int, Array]]:
+    def read(self) -> tuple[Array, dict[int, Array]]:
         """Return copies of the weights and of the shard's part of the optimizer's variables, by index."""
-        copy = self.hold(weights_only=weights_only).copied()
+        copy = self.hold().copied()
         return copy.weights, dict(copy.optimizer)
 
 

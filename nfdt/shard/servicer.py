@@ -31,7 +31,7 @@ from nfdt.core.work.spans import SpanRing
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.state import State, load_state, name_arrays
 from nfdt.shard.buffers import BufferPool
-from nfdt.shard.building import KeptEngine, Store, build_store, pushes_differences, served_program
+from nfdt.shard.building import KeptEngine, Store, build_store
 from nfdt.shard.exchange import Terms, WorkerExchange
 from nfdt.shard.held_state import KeptWeights
 from nfdt.shard.listener import ShardListener
@@ -52,21 +52,10 @@ class ShardServicer:
         listener: Listener for the streams of pushes and pulls.
         key: Key of the job.
         kept: Weights that are kept from the end of an epoch.
-        weights_only: Leave the optimizer's variables out of the state that is read and written.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        plan: ShardPlan,
-        listener: ShardListener,
-        key: str,
-        kept: KeptWeights,
-        *,
-        weights_only: bool = False,
-    ) -> None:
-        self._store, self._plan, self._listener = store, plan, listener
-        self._key, self._kept, self._weights_only = key, kept, weights_only
+    def __init__(self, store: Store, plan: ShardPlan, listener: ShardListener, key: str, kept: KeptWeights) -> None:
+        self._store, self._plan, self._listener, self._key, self._kept = store, plan, listener, key, kept
 
     @answering
     def open(self, request: OpenRequest, context: grpc.ServicerContext) -> OpenReply:
@@ -99,13 +88,9 @@ class ShardServicer:
         What follows the header is written to files of this machine if the second request has some.
         """
         request = next(requests)
-        if request.records and (self._weights_only or request.weights_only):
-            raise UsageError(
-                "Read: expected no request for records, as the optimizer's variables are left out of this shard's "
-                "state. Received: one."
-            )
-        weights_only = request.weights_only or self._weights_only
-        held = self._store.hold(records=request.records, weights_only=weights_only)
+        if request.records and request.weights_only:
+            raise UsageError("Read: expected a request for records, or for weights only. Received: one for both.")
+        held = self._store.hold(records=request.records, weights_only=request.weights_only)
         try:
             records = {f"records/{name}": array for name, array in to_arrays(held.records).items()}
             header, arrays = arrange({**name_arrays(held.weights, held.optimizer), **records})
@@ -127,8 +112,7 @@ class ShardServicer:
         """Replace the weights (of the shard, or the whole model) and, where given, the optimizer variables."""
         most = 2**24 + 4 * self._plan.model_size * MAX_STATE_COPIES
         state = load_state(spooled(requests, most, "Write"))
-        optimizer = {} if self._weights_only else state.optimizer
-        version = self._store.write(self._plan.own(state.weights), optimizer)
+        version = self._store.write(self._plan.own(state.weights), state.optimizer)
         return AdminReply(version=version)
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -247,11 +231,9 @@ def start_shard(
         ShapeMismatch: the records belong to another program or rule.
         Refused: ``host`` is not loopback, and neither TLS nor ``insecure`` is given.
     """
-    differences = pushes_differences(algorithm)
-    program = manifest, _, algorithm = served_program(manifest, state, algorithm)
     plan = make_plan(manifest, index, shards)
     options: dict[str, Any] = {"custom_objects": custom_objects, "records": records, "kept": kept, "spans": spans}
-    store = build_store(*program, index, shards, workers=workers, stored=stored, **options)
+    store = build_store(manifest, state, algorithm, index, shards, workers=workers, stored=stored, **options)
     server, address = make_server(
         f"{host}:0",
         authenticate=lambda method, received: _admits(token, method, received),
@@ -268,7 +250,7 @@ def start_shard(
     cert, key, client_ca = (security.get(name) for name in ("cert", "key", "client_ca"))
     listener = ShardListener(serve, host, 2 * workers + SPARE_CALLS, server_tls(cert, key, client_ca) if cert else None)
     running = RunningShard(address, store, server, listener)
-    servicer = ShardServicer(store, plan, listener, token, kept_weights, weights_only=differences)
+    servicer = ShardServicer(store, plan, listener, token, kept_weights)
     server.add_generic_rpc_handlers((servicer.handler(),))
     server.start()
     return running

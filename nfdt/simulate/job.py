@@ -21,10 +21,9 @@ from nfdt.core.work import instructions as ins
 from nfdt.core.work.instructions import carry_out
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.state import Contents, State, load_state
-from nfdt.shard.building import pushes_differences
 from nfdt.simulate.cluster import ClusterDescription
 from nfdt.simulate.events import Agenda, Signal
-from nfdt.simulate.local_steps import LocalOptimizer, LocalStepWorker, LocalWorker
+from nfdt.simulate.local_steps import LocalStepWorker
 from nfdt.simulate.machines import Machine, Post, VirtualNetwork
 from nfdt.simulate.post_plan import PostPlan, simulated
 from nfdt.simulate.record import Record
@@ -83,7 +82,6 @@ class SimulatedJob:
         self._network = VirtualNetwork(cluster, count, ring=not view_of(spec).pushes)
         self._post_plan = PostPlan(spec, machines, self._network, self.trainer.layout.size)
         self.shards = LocalShards(spec, manifest, state, len(self._post_plan.posts))
-        self._local = LocalOptimizer(manifest, state) if pushes_differences(spec.algorithm) else None
         policy = view_of(self.spec).policy(self.spec)
         self.coordinator = Coordinator(
             self._post_plan.seen, policy, self.agenda, self._merger, self._post_plan.sizes, held=True
@@ -152,11 +150,8 @@ class SimulatedJob:
         self._stir()
 
     def set_learning_rate(self, value: float) -> None:
-        """Set the learning rate from the next update on; of groups that push differences from their next epoch on."""
-        if self._local is None:
-            self.shards.set_learning_rate(value)
-        else:
-            self._local.learning_rate = value
+        """Set the learning rate from the next update on."""
+        self.shards.set_learning_rate(value)
 
     def set_state(self, parts: Sequence[bytes | memoryview]) -> None:
         """Continue from the state in an artifact, given in parts; between epochs only."""
@@ -205,8 +200,6 @@ class SimulatedJob:
         client = VirtualClient(stores, layout, name, *way, overlap=algorithm.overlap, choice=choice)
         watched = self.record.applied, self._member_stepped, self.agenda
         parts = (self.spec, name, index, post, self.trainer, client, self._ask, *watched)
-        if self._local:
-            return LocalWorker(*parts, optimizer=self._local)
         return (LocalStepWorker if algorithm.exchange_facts.local else SimulatedWorker)(*parts)
 
     def _member_stepped(self, machine: int, samples: int, seconds: float) -> None:

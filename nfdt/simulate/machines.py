@@ -176,7 +176,6 @@ class Post:
         inside_s: Seconds to average a gradient among them.
         rows: Rows of a full step per machine; the rows of a task are split in this proportion.
         rate: Factor of the learning rate; None: that of the job.
-        local_steps: Steps between two pushes of a group that pushes differences.
         worker: Name of its current worker, or of its last one.
     """
 
@@ -184,7 +183,6 @@ class Post:
     inside_s: float
     rows: tuple[int, ...]
     rate: float | None = None
-    local_steps: int = 1
     worker: str = ""
 
     @property

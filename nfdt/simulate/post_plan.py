@@ -128,7 +128,7 @@ class PostPlan:
     def _share_out(self, plan: GroupPlan, groups: Groups) -> None:
         self.shares = plan.shares(groups)
         for post, share in zip(self.posts, self.shares, strict=True):
-            post.rows, post.rate, post.local_steps = share.rows, share.rate, share.local_steps
+            post.rows, post.rate = share.rows, share.rate
 
     def _posts(self, groups: Groups) -> list[Post]:
         posts = []

@@ -15,7 +15,7 @@ from nfdt.core.sharding.plan import StateCut
 from nfdt.core.specs.job import JobSpec
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.state import State
-from nfdt.shard.building import Store, build_store, pushes_differences, served_program
+from nfdt.shard.building import Store, build_store
 from nfdt.shard.messages import Gradient, Reply
 
 
@@ -65,10 +65,10 @@ class LocalShards:
         count = count_shards(manifest, shards)
         self.layout = manifest.layout
         self._cut = StateCut(self.layout, count, manifest.optimizer_owners)
-        self._weights_only = pushes_differences(spec.algorithm)
-        policy, program = view_of(spec).policy(spec), served_program(manifest, state, spec.algorithm)
+        policy = view_of(spec).policy(spec)
         self.stores = [
-            TimedStore(build_store(*program, i, shards, workers=pushers, policy=policy)) for i in range(count)
+            TimedStore(build_store(manifest, state, spec.algorithm, i, shards, workers=pushers, policy=policy))
+            for i in range(count)
         ]
 
     @property
@@ -91,12 +91,12 @@ class LocalShards:
             timed.store.set_learning_rate(value)
 
     def read(self) -> State:
-        """Return weights and optimizer variables; no variables of an outer optimizer."""
-        return self._cut.joined([timed.store.read(weights_only=self._weights_only) for timed in self.stores])
+        """Return weights and optimizer variables."""
+        return self._cut.joined([timed.store.read() for timed in self.stores])
 
     def write(self, state: State) -> None:
-        """Continue from this state; an outer optimizer keeps its own."""
+        """Continue from this state."""
         self._cut.check(state)
         for index, timed in enumerate(self.stores):
             weights, optimizer = self._cut.own(state, index)
-            timed.store.write(np.asarray(weights), {} if self._weights_only else optimizer)
+            timed.store.write(np.asarray(weights), optimizer)

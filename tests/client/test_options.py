@@ -232,7 +232,7 @@ def test_without_horovod_the_error_names_its_installation(monkeypatch, algorithm
         ({"batch_max": 64}, "batch='dbs'.*'dbs-sgd'"),
         ({"top_k": 0.1}, "codec='top-k'"),
         ({"groups": 2}, "'group-sync'"),
-        ({"algorithm": "group-sync", "local_steps": 4}, "outer='delta'"),
+        ({"algorithm": "group-sync", "local_steps": 4}, "exchange='local-steps'.*'local-ddc'"),
         ({"algorithm": "bsp", "plan": "overlap"}, "consistency='free'"),
         ({"algorithm": "allreduce", "update_rule": "ddc"}, "Received: topology='ring'"),
         ({"algorithm": "allreduce", "warmup_epochs": 3}, "scale_lr='linear' or 'sqrt'"),

@@ -148,7 +148,6 @@ def test_a_job_without_other_processes_has_the_defaults(name):
     topology.connect(coordinator).flush()
     assert flushed == [True]
     assert (topology.recovery is not None) == topology.restores
-    assert not topology.set_learning_rate(0.5)
     topology.report()
     topology.close()
     topology.close()

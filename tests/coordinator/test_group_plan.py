@@ -138,17 +138,8 @@ def test_an_exchange_takes_its_time_of_every_step():
     assert [share.step_s for share in plan.shares(FAST_AND_SLOW)] == [pytest.approx(3.0), pytest.approx(6.0)]
 
 
-def test_groups_that_push_differences_take_local_steps_and_others_one():
-    options = {"batch": "fixed", "local_steps": 8}
-    delta = measure(plan_of(outer="delta", **options), 1, 1, 4, 4).shares(FAST_AND_SLOW)
-    gradient = measure(plan_of(**options), 1, 1, 4, 4).shares(FAST_AND_SLOW)
-    assert [share.local_steps for share in delta] == [8, 2]
-    assert [share.local_steps for share in gradient] == [1, 1]
-    assert sum(share.rate / min(1, 2 / (1 + share.staleness)) for share in delta) == pytest.approx(1)
-
-
 def test_groups_are_reported_with_the_shares_of_each():
-    plan = measure(plan_of(batch="fixed", outer="delta", local_steps=8), 1, 1, 3, 3)
+    plan = measure(plan_of(batch="fixed"), 1, 1, 3, 3)
     event = groups_event(plan.shares(FAST_AND_SLOW), "speeds")
     fast, slow = event["groups"]
     assert event["reason"] == "speeds"
@@ -156,8 +147,7 @@ def test_groups_are_reported_with_the_shares_of_each():
     assert (fast["rows"], slow["rows"]) == ([32, 32], [32, 32])
     assert (fast["step_s"], slow["step_s"]) == (1.0, 3.0)
     assert (fast["staleness"], slow["staleness"]) == (0.333, 3.0)
-    assert (fast["local_steps"], slow["local_steps"]) == (8, 2)
-    assert (fast["rate"], slow["rate"]) == (0.8, 0.1)
+    assert (fast["rate"], slow["rate"]) == (1.0, 0.5)
 
 
 def test_a_group_is_named_by_its_members():

@@ -61,12 +61,6 @@ def test_each_group_is_one_worker_with_the_batch_of_its_members():
     assert policy_of(job(algorithm="group-sync")).lease_limit is None
 
 
-def test_a_group_that_pushes_differences_holds_a_round_of_steps():
-    spec = job(algorithm="group-sync")
-    algorithm = resolve_algorithm("group-sync", outer="delta", local_steps=5)
-    assert policy_of(spec.model_copy(update={"algorithm": algorithm})).lease_limit == 5
-
-
 def test_a_ring_that_has_shrunk_is_seen_with_the_ranks_it_has():
     seen = effective(job(validation_batch_size=10), ranks=3)
     assert (seen.cluster.workers, seen.fit.batch_size, seen.fit.validation_batch_size) == (1, 96, 30)

@@ -102,38 +102,6 @@ print(json.dumps(dict(lost=rows[0, 1]["steps"], samples=samples(history), accura
     assert "signal 9" in got["reason"]
 
 
-@pytest.mark.long
-def test_groups_may_push_what_some_steps_of_their_own_optimizer_have_changed(run_script):
-    got = answer(
-        run_script(
-            DIGITS
-            + """
-
-class Rate(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch, logs=None):
-        if epoch == 12:
-            self.model.optimizer.learning_rate = 0.02
-
-options = dict(algorithm="group-sync", workers=4, groups="0,1;2,3", outer="delta", local_steps=4)
-with nfdt.session(**options, emulate={"step_ms": [5, 5, 20, 20]}):
-    model = build(0.1, 0.0)
-    history = model.fit(*train, batch_size=16, epochs=15, verbose=0, callbacks=[Rate()])
-alone = build(0.1, 0.0)
-alone.fit(*train, batch_size=16, epochs=15, verbose=0)
-print(json.dumps(dict(
-    samples=samples(history), pushes=[sum(r["staleness"].values()) for r in history.nfdt.values()],
-    steps=[r["steps"] for r in history.nfdt.values()], accuracy=accuracy(model), alone=accuracy(alone),
-)))
-"""
-        )
-    )
-    assert got["samples"] == 15 * 1344
-    shares = [pushes / steps for pushes, steps in zip(got["pushes"], got["steps"], strict=True)]
-    assert min(shares) < 0.5  # the fastest group takes 4 steps to a push, the other one as many as its speed allows
-    assert max(shares) <= 1
-    assert got["accuracy"] > got["alone"] - 0.025
-
-
 @pytest.fixture
 def server_that_plans(tmp_path, monkeypatch):
     """Provide a server with three slots whose planner prefers these groups to flat workers at its first review."""

@@ -302,14 +302,12 @@ def test_what_a_rank_raised_names_the_worker_it_is():
     assert SlotError("worker-0", failed).error["worker"] == "rank-1"
 
 
-def test_members_get_their_rows_and_a_rate_of_their_own_optimizer():
+def test_members_get_their_rows_and_rate():
     worlds = Worlds(0.01, 0.01, 0.04, 0.04)
-    slots = formed(worlds, outer="delta", local_steps=8, batch="fixed")
+    slots = formed(worlds, batch="fixed")
     worker = next(worker for worker, share in slots._shares.items() if share.members == (2, 3))
-    assert not slots.share(worker).HasField("learning_rate")
-    assert slots.set_learning_rate(0.25)
     share = slots.share(worker)
-    assert (list(share.rows), share.local_steps, share.learning_rate) == ([32, 32], 2, 0.25)
+    assert (list(share.rows), share.rate) == ([32, 32], pytest.approx(0.4))
     assert slots.share("unknown") == pb.GroupShare()
 
 

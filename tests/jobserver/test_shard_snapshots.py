@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import pytest
 
-from nfdt.core.errors import NfdtError, ProtocolError, ServerUnreachable, UsageError
+from nfdt.core.errors import NfdtError, ProtocolError, ServerUnreachable
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.wire import shards_pb2, workers_pb2
 from nfdt.jobserver.shard_clients import ShardSnapshot, connect_shards
@@ -125,17 +125,6 @@ def test_rounds_continue_after_the_newest_closed_one(job_of):
     again = job.start(snapshot.state, snapshot.records)
     assert [shard.store.closed_round for shard in job.running] == [1, 1]
     assert snapshot_of(again).closed_rounds == (1, 1)
-
-
-def test_shards_of_weight_differences_have_no_snapshot(job_of):
-    job = job_of("group-sync")
-    job.algorithm = resolve_algorithm("group-sync", outer="delta")
-    clients = job.start(State(job.reference.weights))
-    made, copied = calls()
-    with pytest.raises(UsageError, match="no request for records"):
-        snapshot_of(clients, copied)
-    assert len(made) == 1
-    assert saved(clients).weights.size == job.reference.weights.size
 
 
 # -- artificial shards

@@ -19,7 +19,6 @@ from nfdt.core.work.tasks import Task
 from nfdt.model.program.pack import pack
 from nfdt.model.program.state import load_state
 from nfdt.model.training.data import encode_batch
-from nfdt.shard.building import outer_algorithm, outer_program, pushes_differences
 from nfdt.shard.in_process import InProcessClient
 from nfdt.shard.keras_engine import KerasEngine
 from nfdt.shard.optimizer import build_optimizer
@@ -82,12 +81,9 @@ class Group:
         return name
 
     def connect(self, layout) -> InProcessClient:
-        algorithm, manifest = self.spec.algorithm, self.manifest
         state = load_state(self.folder / self.manifest.state)
-        if pushes_differences(algorithm):
-            manifest, algorithm = outer_program(manifest, algorithm), outer_algorithm(algorithm)
-        built = build_optimizer(manifest, make_plan(manifest, 0, 1), state.weights)
-        stores = [ShardStore(KerasEngine(built, make_rule(algorithm, built.traits)))]
+        built = build_optimizer(self.manifest, make_plan(self.manifest, 0, 1), state.weights)
+        stores = [ShardStore(KerasEngine(built, make_rule(self.spec.algorithm, built.traits)))]
         self.others = InProcessClient(stores, layout, "another group")
         return InProcessClient(stores, layout, "group")
 
@@ -96,13 +92,12 @@ class Group:
         weights = self.others.pull().weights
         self.others.push(np.ones_like(weights), samples=1)
 
-    def train(self, *, fed=False, lease=None, meanwhile=None, **share) -> np.ndarray:
+    def train(self, *, fed=False, lease=None, meanwhile=None) -> np.ndarray:
         """Train all tasks, three per lease, named or fed; return the weights that the group then holds.
 
-        ``meanwhile`` is called before each lease, on rank 0. ``lease`` and ``share`` are fields of the instructions.
+        ``meanwhile`` is called before each lease, on rank 0. ``lease`` are fields of its instruction.
         """
-        options = {"rows": tuple(shares()), "rate": 1.0, **share}
-        self.job.execute(ins.BeginEpoch(0, b"", 0, ins.StepShare(**options)))
+        self.job.execute(ins.BeginEpoch(0, b"", 0, ins.StepShare(tuple(shares()), 1.0)))
         batch = sum(shares())
         tasks = [Task(i, i * batch, (i + 1) * batch) for i in range(TASKS)]
         if fed:
@@ -133,27 +128,6 @@ def test_one_group_equals_one_process_with_its_batch(tmp_path, batch, fed):
     for x, y in batches():
         alone.train_on_batch(x, y)
     np.testing.assert_allclose(together, flat(alone), atol=1e-5, rtol=1e-5)
-
-
-def test_differences_of_local_steps_go_through_the_outer_optimizer(tmp_path):
-    group = Group(tmp_path, keras.optimizers.SGD(0.1), outer="delta", outer_lr=0.5, outer_momentum=0.8)
-    together = group.train(local_steps=2, learning_rate=0.2)
-    assert_equal_on_all_ranks(together)
-    alone = compiled(keras.optimizers.SGD(0.2))
-    outer = keras.optimizers.SGD(0.5, momentum=0.8, nesterov=True)
-    weights = keras.Variable(flat(alone))
-    outer.build([weights])
-    done = batches()
-    for round_ in (done[0:2], done[2:3], done[3:5], done[5:6]):  # a lease ends a round
-        for x, y in round_:
-            alone.train_on_batch(x, y)
-        outer.apply([weights.numpy() - flat(alone)], [weights])
-        at = 0
-        for variable in alone.trainable_variables:
-            size = int(np.prod(variable.shape))
-            variable.assign(weights.numpy()[at : at + size].reshape(variable.shape))
-            at += size
-    np.testing.assert_allclose(together, weights.numpy(), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -19,18 +19,15 @@ def even(*seconds, rows=32):
     times=st.lists(TIME, min_size=1, max_size=8),
     local=st.integers(1, 256),
     proportional=st.booleans(),
-    delta=st.booleans(),
-    steps=st.integers(1, 50),
 )
-def test_totals(times, local, proportional, delta, steps):
+def test_totals(times, local, proportional):
     groups = choose([t.seconds(local) for t in times])
-    found = share_out(groups, dict(enumerate(times)), local, proportional=proportional, local_steps=steps, delta=delta)
+    found = share_out(groups, dict(enumerate(times)), local, proportional=proportional)
     assert sum(share.batch for share in found) == local * len(times)
     assert all(rows >= 1 for share in found for rows in share.rows)
     assert [share.members for share in found] == list(groups)
     raw = [share.rate / min(1, len(found) / (1 + share.staleness)) for share in found]
-    assert sum(raw) == pytest.approx(1 if delta else len(found))
-    assert all(1 <= share.local_steps <= (steps if delta else 1) for share in found)
+    assert sum(raw) == pytest.approx(len(found))
     # Groups that are always busy miss G - 1 updates on average, at any speeds.
     pushes = [1 / share.step_s for share in found]
     mean = sum(share.staleness * n for share, n in zip(found, pushes, strict=True)) / sum(pushes)
@@ -58,20 +55,8 @@ def test_with_fixed_batches_a_slow_group_s_rate_shrinks_with_its_staleness():
     assert (fast.rate, slow.rate) == (pytest.approx(1), pytest.approx(2 / 5))
 
 
-def test_slow_groups_take_fewer_local_steps_between_two_exchanges():
-    fast, slow = share_out(((0, 1), (2, 3)), even(1, 1, 4, 4), 32, proportional=False, local_steps=8, delta=True)
-    assert (fast.local_steps, slow.local_steps) == (8, 2)
-    assert (fast.rate, slow.rate) == (pytest.approx(0.8), pytest.approx(0.2 * 2 / 5))
-
-
 def test_members_of_a_group_end_a_step_together():
     times = {0: StepTime(0.0, 0.01), 1: StepTime(0.1, 0.01), 2: StepTime(0.0, 0.012)}
     (share,) = share_out(((0, 1, 2),), times, 32, proportional=True)
     seconds = [times[member].seconds(rows) for member, rows in zip(share.members, share.rows, strict=True)]
     assert max(seconds) - min(seconds) <= 0.012
-
-
-def test_rounding_takes_no_local_step_away():
-    times = {0: StepTime(0.1, 1e-30), 1: StepTime(0.1 * 3, 1e-30)}
-    shares = share_out(((0,), (1,)), times, 8, proportional=False, local_steps=9, delta=True)
-    assert [share.local_steps for share in shares] == [9, 3]

@@ -47,7 +47,7 @@ def test_rounds_that_are_cut_by_speed_may_have_more_parts_than_workers():
 
 @pytest.mark.parametrize(
     ("preset", "options", "most"),
-    [("asgd", {}, 1.0), ("bsp", {}, 1.0), ("dbs-sgd", {}, 4.0), ("group-sync", {"outer": "delta"}, 4.0)],
+    [("asgd", {}, 1.0), ("bsp", {}, 1.0), ("dbs-sgd", {}, 4.0), ("group-sync", {}, 4.0)],
 )
 def test_rates_are_for_jobs_with_unequal_batches(preset, options, most):
     found = terms(preset, **options)

@@ -39,7 +39,6 @@ def test_groups_are_started_by_the_server_on_its_machine(options):
     [
         ({"groups": "0,1"}, "groups"),
         ({"groups": True}, "groups"),
-        ({"outer": "delta", "consistency": "ssp"}, "outer"),
         ({"overlap": 1}, "overlap"),
         ({"consistency": "softsync"}, "consistency"),
         ({"local_steps": 0}, "local_steps"),
@@ -54,6 +53,12 @@ def test_a_number_of_groups_may_be_a_number():
     assert resolve_algorithm("group-sync", groups=2).groups == "2"
 
 
-def test_flat_workers_push_no_differences():
-    with pytest.raises(UsageError, match="outer"):
-        resolve_algorithm("ddc-asgd", outer="delta")
+@pytest.mark.parametrize("value", ["delta", "gradient"])
+def test_the_removed_differences_of_groups_name_what_to_use(value):
+    with pytest.raises(UsageError, match=r"outer: .*algorithm='local-ddc'.*local_steps"):
+        resolve_algorithm("group-sync", outer=value)
+
+
+def test_groups_exchange_every_step():
+    with pytest.raises(UsageError, match="exchange: expected 'every-step'"):
+        resolve_algorithm("group-sync", exchange="local-steps")

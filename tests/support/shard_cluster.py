@@ -151,7 +151,7 @@ class Cluster:
 
     @property
     def weights(self):
-        return np.concatenate([s.read(weights_only=True)[0] for s in self.stores])
+        return np.concatenate([s.read()[0] for s in self.stores])
 
     @property
     def state(self):

@@ -50,7 +50,7 @@ class Shard:
         return None
 
     def weights(self):
-        return self.store.read(weights_only=True)[0]
+        return self.store.read()[0]
 
     def check_the_good_worker_goes_on(self, layout=LAYOUT):
         version = self.store.version

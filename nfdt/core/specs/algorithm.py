@@ -27,7 +27,7 @@ from nfdt.core.specs.read_with import ReadWith
 
 # Conditions under which options are read; ``find_idle`` reports options that are given without effect.
 _DELAYS_COUNT = ReadWith(topology=("flat", "groups"))  # the ranks of a ring push nowhere
-_STRENGTH = ReadWith(update_rule=("dc", "dc-a", "dc-k", "ddc"), outer=("gradient",))
+_STRENGTH = ReadWith(update_rule=("dc", "dc-a", "dc-k", "ddc"))
 _FREE = tuple(name for name, facts in CONSISTENCY_FACTS.items() if facts.independent)
 _BY_ROWS = tuple(
     sorted(
@@ -39,7 +39,6 @@ _DDC = ReadWith(update_rule=("ddc",))
 _MEANS = ReadWith(update_rule=("dc-a", "dc-k"))
 _DBS = ReadWith(batch=("dbs",))
 _RING = ReadWith(topology=("ring",))
-_DELTA = ReadWith(topology=("groups",), outer=("delta",))
 _LOCAL = ReadWith(topology=("flat",), exchange=("local-steps",))
 _LOCAL_ROUNDS = ReadWith(topology=("flat",), exchange=("local-steps",), consistency=("bsp",))
 MOST_LOCAL_STEPS = 64
@@ -184,19 +183,16 @@ class AlgorithmSpec(BaseModel):
     groups: Annotated[str, ReadWith(topology=("groups",)), ReadWith(plan=("topology",))] = Field(
         "auto", pattern=GROUPS_PATTERN, description="groups: auto, a number of groups, or their members as in '0,1;2,3'"
     )
-    outer: Annotated[Literal["gradient", "delta"], ReadWith(topology=("groups",))] = Field(
-        "gradient", description="groups: push gradients, or what local_steps steps have changed"
-    )
-    local_steps: Annotated[int | Literal["auto"], _DELTA, _LOCAL] = Field(
+    local_steps: Annotated[int | Literal["auto"], _LOCAL] = Field(
         16,
-        description="steps of the fastest worker or group between two pushes; auto (flat workers): as many as keep an "
-        f"exchange below a tenth of the time, at most {MOST_LOCAL_STEPS}",
+        description="local-steps: steps of the fastest worker between two pushes; auto: as many as keep an exchange "
+        f"below a tenth of the time, at most {MOST_LOCAL_STEPS}",
     )
-    outer_lr: Annotated[float, _DELTA, _LOCAL_ROUNDS] = Field(
-        0.7, gt=0, description="outer='delta', and local-steps with bsp: learning rate for what is pushed"
+    outer_lr: Annotated[float, _LOCAL_ROUNDS] = Field(
+        0.7, gt=0, description="local-steps with bsp: learning rate for what is pushed"
     )
-    outer_momentum: Annotated[float, _DELTA, _LOCAL_ROUNDS] = Field(
-        0.9, ge=0, lt=1, description="outer='delta', and local-steps with bsp: Nesterov momentum of what is pushed"
+    outer_momentum: Annotated[float, _LOCAL_ROUNDS] = Field(
+        0.9, ge=0, lt=1, description="local-steps with bsp: Nesterov momentum of what is pushed"
     )
 
     @property
@@ -213,18 +209,13 @@ class AlgorithmSpec(BaseModel):
 
     @property
     def outer_optimizer(self) -> tuple[float, float] | None:
-        """Learning rate and Nesterov momentum with which shards apply the differences of flat workers' local steps.
+        """Learning rate and Nesterov momentum with which shards apply the differences of local steps.
 
         None without local steps; a rule of its own needs neither rate nor momentum.
         """
         if not self.exchange_facts.local:
             return None
         return (self.outer_lr, self.outer_momentum) if self.consistency_facts.synchronous else (1.0, 0.0)
-
-    @property
-    def fixed_steps(self) -> int:
-        """``local_steps`` where it is a number: with groups, and where it is not ``auto``."""
-        return self.local_steps if isinstance(self.local_steps, int) else 1
 
     def with_local_steps(self) -> AlgorithmSpec | None:
         """Return it for flat workers that take local steps; None if the rule cannot apply what these change."""
@@ -317,28 +308,18 @@ class AlgorithmSpec(BaseModel):
     def _as_text(cls, value: Any) -> Any:
         return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
-    @field_validator("outer")
-    @classmethod
-    def _differences_are_applied_on_arrival(cls, value: str, info: Any) -> str:
-        free = "consistency" in info.data and _consistency_of(info.data["consistency"]).independent
-        if value == "delta" and not (_topology_in(info).grouped and free):
-            raise ValueError("expected 'gradient', unless topology is 'groups' and consistency is 'free'")
-        return value
-
     @field_validator("exchange")
     @classmethod
     def _workers_push_themselves(cls, value: str, info: Any) -> str:
         if EXCHANGE_FACTS.get(value, ExchangeFacts()).local and not _topology_in(info).flat:
-            raise ValueError("expected 'every-step', unless topology is 'flat'; groups have outer='delta'")
+            raise ValueError("expected 'every-step', unless topology is 'flat'")
         return value
 
     @field_validator("local_steps", mode="before")
     @classmethod
-    def _at_least_one_step(cls, value: Any, info: Any) -> Any:
+    def _at_least_one_step(cls, value: Any) -> Any:
         if isinstance(value, int) and value < 1:
             raise ValueError("expected 'auto', or at least 1")
-        if value == "auto" and not _topology_in(info).flat:
-            raise ValueError("expected a number with groups")
         return value
 
     @model_validator(mode="after")

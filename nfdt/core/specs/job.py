@@ -276,6 +276,10 @@ class JobSpec(_Spec):
 CLUSTER_OPTIONS = tuple(k for k in ClusterSpec.model_fields if k != "emulate")
 _ALGORITHM_OPTIONS = tuple(k for k in AlgorithmSpec.model_fields if k != "name")
 _PARTS = frozenset(name for preset in PRESETS.values() for name in preset)
+_REMOVED = {
+    "outer": "Groups push gradients. For several steps between two exchanges use algorithm='local-ddc' or 'diloco' "
+    "(local_steps=...), without groups.",
+}
 OVERRIDES: tuple[str, ...] = (*_ALGORITHM_OPTIONS, *CLUSTER_OPTIONS, "emulate")
 
 
@@ -298,6 +302,8 @@ def similar(name: str, valid: Iterable[str]) -> str:
 def check_names(options: Mapping[str, Any], valid: Sequence[str] = OVERRIDES) -> None:
     """Raise UsageError for the first option that is not in ``valid``, naming the valid ones."""
     for name in options:
+        if name in _REMOVED:
+            raise UsageError(f"{name}: expected no such option, it was removed. {_REMOVED[name]}")
         if name not in valid:
             raise UsageError(
                 f"Unknown option {name!r}.{similar(name, valid)} Expected one of: {', '.join(sorted(valid))}."

@@ -1195,14 +1195,8 @@ class GroupShare(google.protobuf.message.Message):
 
     ROWS_FIELD_NUMBER: builtins.int
     RATE_FIELD_NUMBER: builtins.int
-    LOCAL_STEPS_FIELD_NUMBER: builtins.int
-    LEARNING_RATE_FIELD_NUMBER: builtins.int
     rate: builtins.float
     """factor of the learning rate for what it pushes"""
-    local_steps: builtins.int
-    """between two pushes of differences"""
-    learning_rate: builtins.float
-    """of the members' own optimizer from now on"""
     @property
     def rows(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """of a step, per member"""
@@ -1212,12 +1206,8 @@ class GroupShare(google.protobuf.message.Message):
         *,
         rows: collections.abc.Iterable[builtins.int] | None = ...,
         rate: builtins.float = ...,
-        local_steps: builtins.int = ...,
-        learning_rate: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_learning_rate", b"_learning_rate", "learning_rate", b"learning_rate"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_learning_rate", b"_learning_rate", "learning_rate", b"learning_rate", "local_steps", b"local_steps", "rate", b"rate", "rows", b"rows"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["_learning_rate", b"_learning_rate"]) -> typing.Literal["learning_rate"] | None: ...
+    def ClearField(self, field_name: typing.Literal["rate", b"rate", "rows", b"rows"]) -> None: ...
 
 Global___GroupShare: typing_extensions.TypeAlias = GroupShare
 

@@ -18,14 +18,10 @@ class StepShare:
     """Split of a step over the members of a group.
 
     ``rows`` are the rows of each member in a full step; empty: unchanged. ``rate`` multiplies the learning rate.
-    ``local_steps`` is the number of steps between two pushes. ``learning_rate`` replaces that of the members' optimizer
-    unless it is None.
     """
 
     rows: tuple[int, ...] = ()
     rate: float = 0.0
-    local_steps: int = 0
-    learning_rate: float | None = None
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ def read_instruction(reply: pb.NextReply) -> ins.Instruction:
             return _read(ins.Work, reply.work, tasks=tuple(map(_read_task, reply.work.tasks)))
         case "begin_epoch":
             begin = reply.begin_epoch
-            share = _read_share(begin.share) if begin.HasField("share") else None
+            share = _read(ins.StepShare, begin.share, rows=tuple(begin.share.rows)) if begin.HasField("share") else None
             return _read(ins.BeginEpoch, begin, share=share)
         case "collect_state":
             return _read(ins.CollectState, reply.collect_state)
@@ -150,11 +150,6 @@ def read_instruction(reply: pb.NextReply) -> ins.Instruction:
 def read_move(move: pb.MoveShards) -> ins.MoveShards:
     """Return where the shards of a job serve, from the answer to Next or from an assignment."""
     return _read(ins.MoveShards, move, shards=tuple(move.shards))
-
-
-def _read_share(share: pb.GroupShare) -> ins.StepShare:
-    learning_rate = share.learning_rate if share.HasField("learning_rate") else None
-    return _read(ins.StepShare, share, rows=tuple(share.rows), learning_rate=learning_rate)
 
 
 def _read_task(message: pb.Task) -> Task:

@@ -138,10 +138,6 @@ class Topology(ABC):
         """Return a worker's share of the work in its next epoch; None: the worker decides itself."""
         return None
 
-    def set_learning_rate(self, value: float) -> bool:
-        """Set the learning rate if workers hold the user's optimizer; return False if the shards hold it."""
-        return False
-
     # ---- end
 
     def explain(self, error: BaseException) -> BaseException:

@@ -63,7 +63,6 @@ class GroupsTopology(Topology):
         self._given_up: set[Members] = set()
         self._cost_s = 0.0
         self.sizes = FixedSizes(spec.fit.batch_size) if spec.train.kind == "arrays" else None
-        self._learning_rate: float | None = None
 
     # ---- start
 
@@ -247,16 +246,7 @@ class GroupsTopology(Topology):
         share = self._shares.get(worker)
         if share is None:
             return pb.GroupShare()
-        return pb.GroupShare(
-            rows=share.rows, rate=share.rate, local_steps=share.local_steps, learning_rate=self._learning_rate
-        )
-
-    def set_learning_rate(self, value: float) -> bool:
-        """Set the rate of the members' own optimizer, if they push weight differences."""
-        if self.spec.algorithm.outer != "delta":
-            return False
-        self._learning_rate = value
-        return True
+        return pb.GroupShare(rows=share.rows, rate=share.rate)
 
     # ---- losses
 

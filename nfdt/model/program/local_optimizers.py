@@ -39,9 +39,10 @@ from nfdt.model.program.optimizer import (
     set_attributes,
     unscaled,
 )
-from nfdt.model.program.outer_sgd import outer_sgd
 from nfdt.model.program.step_effects import StepEffects, trace_step
 from nfdt.model.program.untrained import describe_variable, untrained_variables
+
+GLOBAL = -1  # no trainable variable
 
 Described = Sequence[Mapping[str, Any] | None]
 """Per optimizer of the model, in the order of ``own_optimizers``, its description; None if the step does not use it."""
@@ -156,7 +157,7 @@ def local_entries(model: Any, described: Described, outer: tuple[float, float]) 
     """
     constraints = [serialization_lib.serialize_keras_object(v.constraint) for v in model.trainable_variables]
     layout = ParameterLayout.of([(v.path, tuple(v.shape)) for v in model.trainable_variables])
-    optimizer, variables = outer_sgd(layout, *outer)
+    optimizer, variables = _outer_sgd(layout, *outer)
     return OptimizerEntries(
         optimizer=optimizer,
         optimizer_attributes={},
@@ -169,6 +170,25 @@ def local_entries(model: Any, described: Described, outer: tuple[float, float]) 
         auto_scale_loss=False,
         local_optimizers=described,
     )
+
+
+def _outer_sgd(layout: ParameterLayout, rate: float, momentum: float) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the configuration of Nesterov SGD, whose gradient a difference is, and the description of its variables.
+
+    A rate of 1 without momentum subtracts the difference, so that shards, codecs and recovery need no second path
+    (decision 48).
+
+    References:
+        Douillard et al., "DiLoCo", arXiv:2311.08105: the outer optimizer and its hyperparameters.
+    """
+    options = {"learning_rate": rate, "momentum": momentum, "nesterov": momentum > 0, "name": "outer"}
+    described: list[dict[str, Any]] = [{"shape": [], "dtype": "int64", "variable": GLOBAL}]  # iterations
+    described.append({"shape": [], "dtype": "float32", "variable": GLOBAL})  # learning rate
+    if momentum:
+        slots = enumerate(layout.slots)
+        described += [{"shape": list(slot.shape), "dtype": "float32", "variable": i} for i, slot in slots]
+    config = {"module": "keras.optimizers", "class_name": "SGD", "config": options, "registered_name": None}
+    return config, described
 
 
 def build_local_optimizers(model: Any, described: Described) -> None:

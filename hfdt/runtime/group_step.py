@@ -1,11 +1,11 @@
-"""Exchange of a group with the shards of NFDT: rank 0 pushes and pulls for all ranks."""
+"""Steps of a group, and their exchange with the shards of NFDT: rank 0 pushes and pulls for all ranks."""
 
 from __future__ import annotations
 
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.shared_denominator import SharedDenominator
-from hfdt.runtime.step import GRADIENT, AllreduceStep
+from hfdt.runtime.step import GRADIENT
 from nfdt.core.arrays.layout import Array, ParameterLayout
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
@@ -55,7 +55,7 @@ def connect(
 
 
 class GroupExchange:
-    """Exchange of vectors and weights between the shards and all ranks, through rank 0.
+    """Exchange of gradients and weights between the shards and all ranks, through rank 0.
 
     Methods are collective where documented.
 
@@ -92,20 +92,19 @@ class GroupExchange:
         """Return the weights to compute on; collective if they must be pulled."""
         return self.pull() if self.weights is None else self.weights
 
-    def push(self, vector: Array, samples: int, rate: float, tasks: Sequence[Task], denominator: float = 0.0) -> None:
-        """Apply the group's vector, which rank 0 pushes, and receive new weights; collective.
+    def push(self, gradient: Array, samples: int, rate: float, task: Task, denominator: float) -> None:
+        """Apply the group's gradient, which rank 0 pushes, and receive new weights; collective.
 
         Args:
-            vector: Vector to push, equal on all ranks, shape ``(P,)``, float32.
-            samples: Number of samples of the vector.
+            gradient: Equal on all ranks, shape ``(P,)``, float32.
+            samples: Number of its samples.
             rate: Factor on the learning rate.
-            tasks: Leased tasks of the vector; a part of a synchronous round is one, and its weights come with the next
-                round.
-            denominator: Denominator of a gradient, as in ``PushOptions``.
+            task: Its task; the weights of a part of a synchronous round come with the next round.
+            denominator: Its denominator, as in ``PushOptions``.
         """
         began = time.perf_counter()
-        pushed = self._push(vector, samples, rate, tasks, denominator) if self.client else None
-        if self._is_answered(tasks[0]):
+        pushed = self._push(gradient, samples, rate, task, denominator) if self.client else None
+        if self._is_answered(task):
             self._spread(pushed)
         else:
             self.weights = None
@@ -115,17 +114,16 @@ class GroupExchange:
         """Return whether the reply to the task's push contains weights; else they are pulled before the next step."""
         return self.wants_weights and task.parts <= 1
 
-    def _push(self, vector: Array, samples: int, rate: float, tasks: Sequence[Task], denominator: float) -> Pushed:
-        task = tasks[0]
+    def _push(self, gradient: Array, samples: int, rate: float, task: Task, denominator: float) -> Pushed:
         assert self.client is not None
         # A non-finite gradient is also pushed: all of the shards drop it and close its round.
-        if self._shards > 1 and not np.isfinite(vector).all():
-            vector = np.full_like(vector, np.nan)
+        if self._shards > 1 and not np.isfinite(gradient).all():
+            gradient = np.full_like(gradient, np.nan)
         options: PushOptions = {"round": task.round, "part": task.part, "parts": max(task.parts, 1), "samples": samples}
-        options |= {"tasks": [t.task for t in tasks], "tickets": b"".join(t.ticket for t in tasks)}
-        # The rate travels apart from the vector: an optimizer like Adam would take a factor out of it again.
+        options |= {"tasks": [task.task], "tickets": task.ticket}
+        # The rate travels apart from the gradient: an optimizer like Adam would take a factor out of it again.
         options |= {"rate": rate, "denominator": denominator, "want_weights": self._is_answered(task)}
-        pushed = self.client.push(vector, **options)
+        pushed = self.client.push(gradient, **options)
         self.counts.staleness[pushed.staleness] += 1
         self.counts.batch_sizes[samples] += 1
         self.counts.dropped += not pushed.applied
@@ -139,7 +137,7 @@ class GroupExchange:
         return weights
 
 
-class GradientOuter:
+class GroupStep:
     """Step of the group that pushes one gradient of its whole batch to the shards.
 
     Args:
@@ -182,68 +180,5 @@ class GradientOuter:
         self._shared.agree(result.denominator, has_rows=batch is not None)
         own, denominator = self._shared.union(result.denominator, weight)
         gradient = np.asarray(self._reduce(result.gradient * own))
-        self._exchange.push(gradient, samples, 1.0 if math.isinf(denominator) else rate, [task], denominator)
+        self._exchange.push(gradient, samples, 1.0 if math.isinf(denominator) else rate, task, denominator)
         return result.logs
-
-    def push_pending(self) -> None:
-        """Do nothing: each step pushes its gradient."""
-
-
-class DeltaOuter:
-    """Steps of the group that update its own weights by the user's optimizer; the change is pushed every few steps.
-
-    The difference of the pulled and the own weights, ``pulled - own``, replaces the gradient on the shards, whose
-    optimizer is an outer one.
-
-    Args:
-        model: A compiled, built model.
-        manifest: Program of the model.
-        state: State at the start of the job, with the members' optimizer.
-        communicator: The group.
-        exchange: Exchange with the shards.
-
-    Attributes:
-        local_steps: Number of steps between two pushes.
-    """
-
-    def __init__(
-        self, model: Any, manifest: Manifest, state: State, communicator: Communicator, exchange: GroupExchange
-    ) -> None:
-        self.step = AllreduceStep(model, manifest, state, communicator.sum, SharedDenominator(communicator))
-        self.layout = self.step.layout
-        self._exchange = exchange
-        self.local_steps = 1
-        self._tasks: list[Task] = []  # of the steps since the last push
-        self._samples = 0
-        self._rate = 1.0
-
-    def probe(self, batch: Any) -> None:
-        """Compute a gradient and discard it."""
-        self.step.probe(batch)
-
-    def prepare(self, batch: Any) -> Prepared:
-        """Convert a pytree of arrays to the tensors that the step needs, ahead of the call."""
-        return self.step.prepare(batch)
-
-    def __call__(
-        self, batch: Any, weight: float, pause: Pause, *, samples: int, rate: float, task: Task
-    ) -> Mapping[str, Any]:
-        """Train on this rank's part of a batch of the group; collective, like ``AllreduceStep``."""
-        if self._exchange.weights is None:
-            self.step.load(State(self._exchange.pull(), optimizer={}))
-        logs = self.step(batch, weight, pause)
-        self._tasks.append(task)
-        self._samples += samples
-        self._rate = rate
-        if len(self._tasks) >= self.local_steps:
-            self.push_pending()
-        return logs
-
-    def push_pending(self) -> None:
-        """Push the changes of the steps since the last push; collective. Does nothing without such steps."""
-        if not self._tasks:
-            return
-        pulled = self._exchange.current_weights()
-        self._exchange.push(pulled - self.step.weights(), self._samples, self._rate, self._tasks)
-        self._tasks, self._samples = [], 0
-        self.step.load(State(self._exchange.current_weights(), optimizer={}))
