@@ -166,9 +166,12 @@ class InteractiveJob:
 
 
 def start_line(job_id: str, spec: JobSpec, server: pb.ServerDescription, link: str) -> str:
-    """Return the line that announces a job: algorithm, workers, folder of the logs and link to the page."""
+    """Return the line that announces a job: algorithm, workers with devices, folder of the logs, link to the page."""
     workers = spec.cluster.workers
     parts = [f"job {job_id}", f"{spec.algorithm.name} on {workers} worker{'s' if workers != 1 else ''}"]
+    if (devices := spec.cluster.devices_per_worker) is not None:
+        some = {1: "1 device", "all": "all its devices"}.get(devices, f"{devices} devices")
+        parts.append(f"each with {some}")
     if server.state_dir:
         parts.append(f"logs in {Path(server.state_dir) / 'logs'}")
     parts.append(f"page {link}" if link else "look at it with `nfdt top`")

@@ -72,6 +72,7 @@ class Worker(LoopDriver):
         tables: Indices of the variables that the client exchanges by rows.
         read_ranges: Function that returns ranges of an artifact's bytes, if these variables are on the shards alone.
         take_rows: Function for one call of ``Workers.TakeRows``; None: this worker runs no datasets.
+        devices: Devices on which its steps compute.
         built: Program of the last job of this process; used again if this job has the same.
         spans: Takes what this worker does; None: it is dropped.
     """
@@ -91,6 +92,7 @@ class Worker(LoopDriver):
         ending: threading.Event | None = None,
         tables: Sequence[int] = (),
         read_ranges: ReadRanges | None = None,
+        devices: tuple[str, ...] = (),
         open_rows: Callable[[str], Array | RowArray] | None = None,
         take_rows: TakeRows | None = None,
         built: BuiltProgram | None = None,
@@ -104,7 +106,7 @@ class Worker(LoopDriver):
         rows = (
             RowTaker(index, functools.partial(_take_rows, take_rows, name), stopped) if take_rows is not None else None
         )
-        if built is not None and built.serves(manifest) and not tables:
+        if built is not None and built.serves(manifest, devices) and not tables:
             built.restart(manifest, read)
         else:
             built = None
@@ -130,6 +132,7 @@ class Worker(LoopDriver):
             steps.make_step(model, manifest, tables),
             steps.evaluation_step(model, layout),
             steps.prediction_step(model, layout),
+            devices,
         )
         step = self._program.step
         self._own = LocalWeights(step) if isinstance(step, LocalStep) and spec.algorithm.exchange_facts.local else None

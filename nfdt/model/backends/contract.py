@@ -24,6 +24,7 @@ from nfdt.core.arrays.table_rows import RowVector, Vector
 from nfdt.core.errors import CaptureError, ShapeMismatch
 from nfdt.model.backends.job_progress import JobProgress
 from nfdt.model.backends.lanes import BatchedStep
+from nfdt.model.backends.mesh import Mesh
 from nfdt.model.backends.variables import assign_values, views_of
 
 StepName = Literal["train_step", "test_step", "predict_step"]
@@ -313,6 +314,29 @@ class KerasBackend(ABC):
 
     def limit_threads(self, threads: int) -> None:
         """Limit the process to this number of threads, where the backend can."""
+        return
+
+    def emulate_devices(self, count: int) -> None:
+        """Let the processor be this number of devices, if this process has not computed anything yet."""
+        return
+
+    def devices(self) -> list[str]:
+        """Return the devices of this process on which one step can be divided: accelerators, or else processors."""
+        return ["cpu:0"]
+
+    def distributed(self, devices: Sequence[str], mesh: Mesh | None) -> AbstractContextManager[None]:
+        """Let models and steps that are made in the block compute on several devices, each step with a whole batch.
+
+        Args:
+            devices: Some of :meth:`devices`.
+            mesh: Divides the variables too; None: every device has all of them.
+        """
+        if mesh is not None:
+            raise CaptureError(f"ModelParallel: expected workers on JAX. Received: one on {self.name}.")
+        return nullcontext()
+
+    def settle(self, model: Any) -> None:
+        """Give a built model's variables the places that the mesh of :meth:`distributed` has for them."""
         return
 
     def share_gpus(self) -> None:

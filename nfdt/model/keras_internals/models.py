@@ -196,6 +196,7 @@ _OF_ONE_PROCESS: tuple[tuple[type, str, Callable[[], Any]], ...] = (
     (keras.layers.JaxLayer, "jax2tf_training_true_fn", lambda: None),
     (tracking.Tracker, "stored_ids", dict),
     (keras.Variable, "_value", lambda: None),
+    (keras.Variable, "_layout", lambda: None),
 )
 
 
@@ -203,8 +204,9 @@ def attributes_of_one_process(obj: Any) -> dict[str, Any]:
     """Return the attributes that another process cannot have, with the values that they have there.
 
     They are compiled functions, tensors of the last call, the record of the last ``fit``, numbers of objects, a second
-    copy of the arguments of ``compile``, the memory of a variable, PyTorch's record of a module's parameters
-    (``_torch_params``), and the uses of a layer's outputs, also those in other models (``_outbound_nodes``).
+    copy of the arguments of ``compile``, the memory of a variable and its place on devices, PyTorch's record of a
+    module's parameters (``_torch_params``), and the uses of a layer's outputs, also those in other models
+    (``_outbound_nodes``).
     """
     found = {name: make() for cls, name, make in _OF_ONE_PROCESS if isinstance(obj, cls) and name in vars(obj)}
     if "torch" in sys.modules and isinstance(obj, sys.modules["torch"].nn.Module):  # as every layer on PyTorch
@@ -245,6 +247,21 @@ def initialize_zeros(variable: Any, shape: tuple[int, ...], dtype: str) -> None:
         _initialize_without_rows(variable)
     else:
         variable._initialize(keras.ops.zeros(shape, dtype))
+
+
+def layout_of(variable: Any) -> Any:
+    """Return how a distribution of Keras divides a variable: ``_layout``, None without a distribution."""
+    return variable._layout
+
+
+def layouts_of(distribution: Any) -> list[tuple[str, Any]]:
+    """Return the expressions and layouts of a ModelParallel: ``_layout_map``."""
+    return list(distribution._layout_map.items())
+
+
+def set_layout(variable: Any, layout: Any) -> None:
+    """Divide a variable in another way; its next value is divided so: ``_layout``."""
+    variable._layout = layout
 
 
 _rowless: set[tuple[int, ...]] = set()

@@ -29,6 +29,7 @@ from nfdt.model.program.code import digest_sources, dump_objects
 from nfdt.model.program.collect import CustomObjects, collecting
 from nfdt.model.program.compiling import describe_compilation, overrides
 from nfdt.model.program.described import describe_layers, is_configured
+from nfdt.model.program.distribution import describe_mesh
 from nfdt.model.program.dry_run import without_updates
 from nfdt.model.program.forward_check import record_outputs
 from nfdt.model.program.local_optimizers import (
@@ -244,6 +245,7 @@ def _describe(model: Any, sample_batch: Any, local: Described | None = None) -> 
         },
         layout=layout_of(model).to_json(),
         untrained=[*describe_untrained(model), *describe_optimizer_state(model, local)],
+        mesh=describe_mesh(model),
         input=describe_batch(sample_batch),
         versions={
             "python": ".".join(platform.python_version_tuple()[:2]),

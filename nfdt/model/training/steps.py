@@ -116,6 +116,7 @@ class BuiltProgram:
         step: Its training step, with its traces.
         evaluate: Its evaluation step, with its traces.
         predict: Its prediction step, with its traces.
+        devices: Devices on which it was made.
     """
 
     manifest: Manifest
@@ -123,9 +124,12 @@ class BuiltProgram:
     step: TrainingStep
     evaluate: EvaluationStep
     predict: PredictStep
+    devices: tuple[str, ...]
 
-    def serves(self, manifest: Manifest) -> bool:
-        """Whether a job of this manifest can use the model: the programs differ in state and sample batch at most."""
+    def serves(self, manifest: Manifest, devices: tuple[str, ...]) -> bool:
+        """Whether a job on these devices can use the model: the programs differ in state and sample batch at most."""
+        if self.devices != devices:
+            return False
         # A model that was built without targets has no variables of metrics, and serves ``predict`` only (decision 51).
         return self.manifest.is_same_program(manifest) and (manifest.predicts or not self.manifest.predicts)
 
