@@ -26,7 +26,7 @@ from nfdt.core.work.heartbeat import Heartbeat
 from nfdt.core.work.messages import read_instruction, to_request
 from nfdt.core.work.spans import WAIT, SpanRing
 from nfdt.core.work.tasks import Task
-from nfdt.model.backends.contract import LocalStep, PreparedBatch
+from nfdt.model.backends.contract import LocalStep, PreparedBatch, current
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.unpack import ReadRanges
 from nfdt.model.training import steps
@@ -129,7 +129,7 @@ class Worker(LoopDriver):
         self._program = built or BuiltProgram(
             manifest,
             model,
-            steps.make_step(model, manifest, tables),
+            steps.make_step(model, manifest, tables, self._job.copies(devices, tables)),
             steps.evaluation_step(model, layout),
             steps.prediction_step(model, layout),
             devices,
@@ -148,7 +148,12 @@ class Worker(LoopDriver):
     @property
     def built(self) -> BuiltProgram | None:
         """Program that the next job of this process may use again; None if it must not."""
-        return self._program if is_reusable(self._job.manifest, self._job.model, self._tables) else None
+        return self._program if self._may_serve_again() else None
+
+    def _may_serve_again(self) -> bool:
+        # Copies on other devices keep seeds of their own.
+        alone = len(self._program.devices) < 2 or not current().copies_models
+        return alone and is_reusable(self._job.manifest, self._job.model, self._tables)
 
     def run(self) -> None:
         """Work until the instruction to leave, or until stopped."""

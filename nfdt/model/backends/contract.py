@@ -192,6 +192,7 @@ class KerasBackend(ABC):
         is_eager: Whether the model's Python code runs at every step, also without ``run_eagerly``.
         traces_steps: Whether a step of several optimizers can be traced, to run on workers as it is.
         has_rows: Whether gradients of embeddings can be rows.
+        copies_models: Whether a step on several devices needs a copy of the model on each.
     """
 
     name: str
@@ -199,12 +200,18 @@ class KerasBackend(ABC):
     is_eager = False
     traces_steps = False
     has_rows = False
+    copies_models = False
 
     # ---- steps
 
     @abstractmethod
     def gradient_step(
-        self, model: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None, tables: Sequence[int]
+        self,
+        model: Any,
+        layout: ParameterLayout,
+        loss_scale: Mapping[str, Any] | None,
+        tables: Sequence[int],
+        copies: Sequence[Any] = (),
     ) -> TrainingStep:
         """Return the training step of a compiled, built model, whose optimizer it replaces.
 
@@ -213,6 +220,7 @@ class KerasBackend(ABC):
             layout: Layout of its trainable variables.
             loss_scale: The program's ``loss_scale``; None takes it from the model's own LossScaleOptimizer.
             tables: Variables, by index, whose gradients are returned as rows; empty without :attr:`has_rows`.
+            copies: The model on other devices, among which each batch is divided; empty without :attr:`copies_models`.
 
         Raises:
             ShapeMismatch: the model has other trainable variables than the layout.
@@ -333,6 +341,10 @@ class KerasBackend(ABC):
         """
         if mesh is not None:
             raise CaptureError(f"ModelParallel: expected workers on JAX. Received: one on {self.name}.")
+        return nullcontext()
+
+    def on(self, device: str) -> AbstractContextManager[None]:
+        """Make models in the block on one of :meth:`devices`; only with :attr:`copies_models`."""
         return nullcontext()
 
     def settle(self, model: Any) -> None:

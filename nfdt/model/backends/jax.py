@@ -46,7 +46,12 @@ class JaxBackend(KerasBackend):
     version = str(jax.__version__)
 
     def gradient_step(
-        self, model: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None, tables: Sequence[int]
+        self,
+        model: Any,
+        layout: ParameterLayout,
+        loss_scale: Mapping[str, Any] | None,
+        tables: Sequence[int],
+        copies: Sequence[Any] = (),
     ) -> TrainingStep:
         """Return a step that is a function of the whole state."""
         return JaxGradientStep(model, layout, loss_scale)

@@ -75,7 +75,7 @@ def on_devices_of(variable: Any, value: Any) -> Any:
 
     ``assign`` would take an array of the host to the first device as a whole.
     """
-    sharding = getattr(variable.value, "sharding", None)
+    sharding = getattr(getattr(variable, "value", None), "sharding", None)
     if sharding is None or len(sharding.device_set) == 1:
         return value
     if isinstance(value, np.ndarray):

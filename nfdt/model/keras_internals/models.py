@@ -129,6 +129,13 @@ def distribution_strategy(model: Any) -> Any:
     return getattr(model, "_distribute_strategy", None)
 
 
+def is_mirrored(strategy: Any) -> bool:
+    """Return whether a tf.distribute strategy divides batches among devices of one machine: MirroredStrategy."""
+    import tensorflow as tf
+
+    return isinstance(strategy, tf.distribute.MirroredStrategy)
+
+
 def restored_epoch(model: Any) -> int | None:
     """Return the epoch to begin with: BackupAndRestore sets ``_initial_epoch`` on the model before training."""
     return model._initial_epoch
@@ -192,6 +199,7 @@ _OF_ONE_PROCESS: tuple[tuple[type, str, Callable[[], Any]], ...] = (
     (keras.Model, "test_function", lambda: None),
     (keras.Model, "predict_function", lambda: None),
     (keras.Model, "_compile_config", lambda: None),
+    (keras.Model, "_distribute_strategy", lambda: None),
     (keras.layers.JaxLayer, "jax2tf_training_false_fn", lambda: None),
     (keras.layers.JaxLayer, "jax2tf_training_true_fn", lambda: None),
     (tracking.Tracker, "stored_ids", dict),
@@ -204,8 +212,8 @@ def attributes_of_one_process(obj: Any) -> dict[str, Any]:
     """Return the attributes that another process cannot have, with the values that they have there.
 
     They are compiled functions, tensors of the last call, the record of the last ``fit``, numbers of objects, a second
-    copy of the arguments of ``compile``, the memory of a variable and its place on devices, PyTorch's record of a
-    module's parameters (``_torch_params``), and the uses of a layer's outputs, also those in other models
+    copy of the arguments of ``compile``, the memory of a variable and places on devices, PyTorch's record of a module's
+    parameters (``_torch_params``), and the uses of a layer's outputs, also those in other models
     (``_outbound_nodes``).
     """
     found = {name: make() for cls, name, make in _OF_ONE_PROCESS if isinstance(obj, cls) and name in vars(obj)}
