@@ -192,6 +192,7 @@ class KerasBackend(ABC):
         is_eager: Whether the model's Python code runs at every step, also without ``run_eagerly``.
         traces_steps: Whether a step of several optimizers can be traced, to run on workers as it is.
         has_rows: Whether gradients of embeddings can be rows.
+        has_meshes: Whether variables can be divided among devices.
         copies_models: Whether a step on several devices needs a copy of the model on each.
     """
 
@@ -201,6 +202,7 @@ class KerasBackend(ABC):
     traces_steps = False
     has_rows = False
     copies_models = False
+    has_meshes = False
 
     # ---- steps
 

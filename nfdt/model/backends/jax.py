@@ -44,6 +44,7 @@ class JaxBackend(KerasBackend):
 
     name = "jax"
     version = str(jax.__version__)
+    has_meshes = True
 
     def gradient_step(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -127,6 +127,12 @@ def seed_generators(layer: Any) -> list[Any]:
 def distribution_strategy(model: Any) -> Any:
     """Return the tf.distribute strategy that a model was made under: ``_distribute_strategy``, None without one."""
     return getattr(model, "_distribute_strategy", None)
+
+
+def making_variables(model: Any) -> AbstractContextManager[object]:
+    """Return the scope in which variables of a model and its optimizer are made: that of its strategy, if any."""
+    strategy = distribution_strategy(model)
+    return nullcontext() if strategy is None else strategy.scope()
 
 
 def is_mirrored(strategy: Any) -> bool:

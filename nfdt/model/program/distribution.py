@@ -21,7 +21,7 @@ def describe_mesh(model: Any) -> dict[str, Any] | None:
     distribution = keras.distribution.distribution()
     if distribution is None or isinstance(distribution, keras.distribution.DataParallel):
         return None
-    if not isinstance(distribution, keras.distribution.ModelParallel) or current().name != "jax":
+    if not isinstance(distribution, keras.distribution.ModelParallel) or not current().has_meshes:
         raise CaptureError(
             "keras.distribution: expected DataParallel, or on JAX ModelParallel. Received: "
             f"{type(distribution).__name__} on {current().name}. Set one of these, or none: devices_per_worker divides "
