@@ -249,10 +249,12 @@ def _on_gpus(options: Options, environ: Mapping[str, str]) -> Options:
     chosen = options.workers_given or options.cluster.devices_per_worker is not None
     if chosen or options.server is not None or not options.algorithm.topology_facts.flat or backend == TORCH:
         return options
-    count = len(find_gpus(environ))
-    if count < 2:
+    if len(find_gpus(environ)) < 2:
         return options
-    return replace(options, cluster=options.cluster.model_copy(update={"workers": 1, "devices_per_worker": count}))
+    one = {"workers": 1, "devices_per_worker": "all"}
+    shown = {name: Setting(value, "the GPUs of this machine") for name, value in one.items()}
+    cluster = options.cluster.model_copy(update=one)
+    return replace(options, cluster=cluster, settings={**options.settings, **shown})
 
 
 def _with_counts(options: Options) -> Options:

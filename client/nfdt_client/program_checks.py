@@ -103,7 +103,7 @@ def cluster_for(model: Any, algorithm: AlgorithmSpec, cluster: ClusterSpec) -> C
 
 
 def with_devices(model: Any, manifest: Manifest, cluster: ClusterSpec) -> ClusterSpec:
-    """Return the cluster with the number of devices that the script's own distribution has, if the options have none.
+    """Return the cluster with the number of devices that the script's own distribution has, unless the options do.
 
     Raises:
         UsageError: the options have another number than the mesh of the script's ModelParallel.
@@ -114,7 +114,9 @@ def with_devices(model: Any, manifest: Manifest, cluster: ClusterSpec) -> Cluste
             f"devices_per_worker: expected {mesh.size}, the devices in the mesh of the script's ModelParallel. "
             f"Received: {given}. Leave the option out, or change the mesh."
         )
-    asked = mesh.size if mesh is not None else given or devices_asked(model)
+    if isinstance(given, int):
+        return cluster
+    asked = mesh.size if mesh is not None else devices_asked(model)
     return cluster if asked is None else cluster.model_copy(update={"devices_per_worker": asked})
 
 

@@ -43,6 +43,7 @@ def test_a_worker_computes_on_these_devices(available, wanted, mesh, emulated, c
             r"devices_per_worker=5: expected as many devices in the process of w on a. Received: 4 \(gpu:0",
         ),
         (3, None, 2, r"devices_per_worker=3: expected .* Received: 2 \(gpu:0, gpu:1\)"),
+        (None, None, 5, r"emulate.devices=5: expected as many devices in the process of w on a. Received: 4 "),
         (None, MESH, 1, r"mesh of the script's ModelParallel has 2: expected .* Received: 1 \(gpu:0\)"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.scripts import answer
+from tests.support.scripts import NFDT, answer
 
 pytestmark = pytest.mark.processes
 
@@ -102,11 +102,12 @@ print(json.dumps(found))
 """.replace("TRAINING", TRAINING)
 
 FLOAT = 2e-5
+PYTHON = (NFDT[0],)
 
 
 @pytest.mark.feature("`keras.distribution` of a script on JAX", area="Launchers and environments")
 def test_a_worker_of_four_devices_equals_one_device_on_jax(run_script):
-    done = run_script(ON_JAX, **FOUR)
+    done = run_script(ON_JAX, command=PYTHON, **FOUR)
     found = answer(done)
     for kind in ("data", "model"):
         for algorithm in ("bsp", "ddc-asgd"):
@@ -120,7 +121,7 @@ def test_a_worker_of_four_devices_equals_one_device_on_jax(run_script):
 
 @pytest.mark.feature("Workers of one job with different numbers of devices", area="Launchers and environments")
 def test_a_worker_of_four_devices_trains_beside_one_of_one(run_script):
-    assert answer(run_script(MIXED))["mixed"] < FLOAT
+    assert answer(run_script(MIXED, command=PYTHON))["mixed"] < FLOAT
 
 
 @pytest.mark.feature("`MirroredStrategy` of a script", area="Launchers and environments")

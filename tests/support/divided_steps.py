@@ -25,7 +25,7 @@ def dense(loss: Any = "sparse_categorical_crossentropy", *, norm: bool = False, 
     keras.utils.set_random_seed(1)
     layers = [
         keras.layers.Dense(WIDTH, "relu", kernel_regularizer=keras.regularizers.L2(0.1), name="wide"),
-        *([keras.layers.BatchNormalization()] if norm else []),
+        *([keras.layers.BatchNormalization(), keras.layers.Dropout(0.2)] if norm else []),
         keras.layers.Dense(8, "softmax", name="narrow"),
     ]
     model = keras.Sequential([keras.Input((20,)), *layers])

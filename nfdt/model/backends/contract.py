@@ -331,8 +331,11 @@ class KerasBackend(ABC):
         return
 
     def devices(self) -> list[str]:
-        """Return the devices of this process on which one step can be divided: accelerators, or else processors."""
-        return ["cpu:0"]
+        """Return the devices of this process, on which one step can be divided: accelerators, or else processors.
+
+        One, whatever there is, of a backend whose steps cannot be divided.
+        """
+        return [f"{self.name}:0"]
 
     def distributed(self, devices: Sequence[str], mesh: Mesh | None) -> AbstractContextManager[None]:
         """Let models and steps that are made in the block compute on several devices, each step with a whole batch.

@@ -67,13 +67,19 @@ def choose_devices(
     Raises:
         UsageError: the process has fewer than wanted, or than the mesh has places.
     """
+    if emulated and emulated > len(available):
+        raise _lacking(f"emulate.devices={emulated}", available, owner)
     offered = available[:emulated] if emulated else available
     single = wanted is None and not emulated and all(name.lower().startswith("cpu") for name in offered)
     count = mesh.size if mesh is not None else wanted if isinstance(wanted, int) else 1 if single else len(offered)
     if count <= len(offered):
         return tuple(offered[:count])
     what = f"the mesh of the script's ModelParallel has {count}" if mesh is not None else f"devices_per_worker={count}"
-    raise UsageError(
+    raise _lacking(what, offered, owner)
+
+
+def _lacking(what: str, offered: Sequence[str], owner: str) -> UsageError:
+    return UsageError(
         f"{what}: expected as many devices in the process of {owner}. Received: {len(offered)} ({', '.join(offered)}). "
         "Start its slot with more GPUs (fewer slots on the machine), ask for fewer devices, or set emulate.devices to "
         "try it on a processor; a process that has computed already keeps the devices that it has."
