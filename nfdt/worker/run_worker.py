@@ -93,7 +93,7 @@ def run_worker(
             built=built,
         )
         context.send(ready=pb.SlotReady(job_id=assignment.job_id))
-        note_start(context.name, f"has built the model on {', '.join(devices)}")
+        note_start(context.name, "has built the model")
         worker.run()
         logger.info("%s: fetched %d bytes for job %s", context.name, reader.fetched_bytes, assignment.job_id)
         return worker.built

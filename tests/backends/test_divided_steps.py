@@ -33,7 +33,7 @@ def test_a_divided_batch_has_the_gradient_of_the_whole(report):
     backend, found = report
     assert found["devices"] == [f"cpu:{number}" for number in range(4)]
     exact = {name: case for name, case in found["divided"].items() if backend == "jax" or name != "normalized"}
-    assert len(exact) == 3
+    assert exact.keys() >= {"mean", "sum"}
     for name, case in exact.items():
         assert case["gradient"] < FLOAT, name
         assert case["logs"] < FLOAT, name

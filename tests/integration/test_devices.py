@@ -45,7 +45,6 @@ TRAINING
 
 from keras import distribution
 
-plain = train(build(norm=True))
 mesh = distribution.DeviceMesh((2, 2), ["rows", "parts"], distribution.list_devices())
 layouts = distribution.LayoutMap(mesh)
 layouts[".*dense.*kernel"] = (None, "parts")
@@ -54,21 +53,24 @@ kinds = dict(
     data=distribution.DataParallel(),
     model=distribution.ModelParallel(layout_map=layouts, batch_dim_name="rows"),
 )
-with nfdt.LocalCluster(workers=1) as cluster:
-    for name, kind in kinds.items():
+
+def equal(kind):
+    plain = train(build(norm=True))
+    with nfdt.LocalCluster(workers=1) as cluster:
         for algorithm in ("bsp", "ddc-asgd"):
-            with kind.scope(), cluster.session(algorithm=algorithm):
-                found[f"{name}, {algorithm}"] = difference(train(build(norm=True)), plain)
-    try:
-        with kinds["model"].scope(), cluster.session(devices_per_worker=2):
-            train(build())
-    except nfdt.UsageError as error:
-        found["refused"] = str(error)
-    try:
-        with cluster.session(devices_per_worker=8):
-            train(build())
-    except nfdt.UsageError as error:
-        found["too few"] = str(error)
+            with kinds[kind].scope(), cluster.session(algorithm=algorithm):
+                found[algorithm] = difference(train(build(norm=True)), plain)
+
+def refused():
+    with nfdt.LocalCluster(workers=1) as cluster:
+        for kind, count in (("model", 2), ("data", 8)):
+            try:
+                with kinds[kind].scope(), cluster.session(devices_per_worker=count):
+                    train(build())
+            except nfdt.UsageError as error:
+                found[kind] = str(error)
+
+CALL
 print(json.dumps(found))
 """.replace("TRAINING", TRAINING)
 
@@ -106,17 +108,20 @@ PYTHON = (NFDT[0],)
 
 
 @pytest.mark.feature("`keras.distribution` of a script on JAX", area="Launchers and environments")
-def test_a_worker_of_four_devices_equals_one_device_on_jax(run_script):
-    done = run_script(ON_JAX, command=PYTHON, **FOUR)
+@pytest.mark.parametrize(("kind", "devices"), [("data", "all its"), ("model", "4")])
+def test_a_worker_of_four_devices_equals_one_device_on_jax(run_script, kind, devices):
+    done = run_script(ON_JAX.replace("CALL", f"equal('{kind}')"), command=PYTHON, **FOUR)
     found = answer(done)
-    for kind in ("data", "model"):
-        for algorithm in ("bsp", "ddc-asgd"):
-            assert found[f"{kind}, {algorithm}"] < FLOAT
-    assert "expected 4, the devices in the mesh of the script's ModelParallel. Received: 2" in found["refused"]
-    assert "devices_per_worker=8: expected as many devices" in found["too few"]
-    assert "Received: 4 (cpu:0, cpu:1, cpu:2, cpu:3)" in found["too few"]
-    assert "on 1 worker, each with 4 devices" in done.stderr
-    assert "on 1 worker, each with all its devices" in done.stderr
+    assert found.keys() == {"bsp", "ddc-asgd"}
+    assert max(found.values()) < FLOAT
+    assert f"on 1 worker, each with {devices} devices" in done.stderr
+
+
+def test_workers_with_other_numbers_of_devices_than_asked_for_are_refused(run_script):
+    found = answer(run_script(ON_JAX.replace("CALL", "refused()"), command=PYTHON, **FOUR))
+    assert "expected 4, the devices in the mesh of the script's ModelParallel. Received: 2" in found["model"]
+    assert "devices_per_worker=8: expected as many devices" in found["data"]
+    assert "Received: 4 (cpu:0, cpu:1, cpu:2, cpu:3)" in found["data"]
 
 
 @pytest.mark.feature("Workers of one job with different numbers of devices", area="Launchers and environments")

@@ -77,7 +77,6 @@ CASES = {
     "mean": {},
     "sum": {"loss": keras.losses.SparseCategoricalCrossentropy(reduction="sum")},
     "normalized": {"norm": True},
-    "eager": {"run_eagerly": True},
 }
 
 
@@ -133,8 +132,7 @@ def main() -> None:
     backend.emulate_devices(DEVICES)
     devices = tuple(backend.devices())
     report: dict[str, Any] = {"devices": devices}
-    names = [name for name in CASES if name != "eager" or backend.copies_models]  # on JAX each operation is compiled
-    report["divided"] = {name: divided(backend, devices, CASES[name]) for name in names}
+    report["divided"] = {name: divided(backend, devices, options) for name, options in CASES.items()}
     if backend.has_meshes:
         report["sharded"] = sharded(backend, devices)
     print(json.dumps(report))

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.model.backends.contract import GradientResult
-from nfdt.model.backends.direct_call import DirectCall
+from nfdt.model.backends.direct_call import DirectCall, leaves_of
 from nfdt.model.backends.tensorflow_step import GradientStep, in_graph, step_logs
 
 
@@ -23,7 +22,7 @@ class DividedStep(GradientStep):
     sparse, ragged, or have fewer samples than there are devices are computed whole on the first device.
 
     Args:
-        model: A compiled, built model.
+        model: A compiled, built model that does not run eagerly.
         layout: Layout of its trainable variables.
         loss_scale: None; a dynamic scale would have to follow all gradients.
         copies: The model once more on each other device, with seeds of its own; its metrics add up.
@@ -38,14 +37,12 @@ class DividedStep(GradientStep):
         for copy in copies:
             copy.reset_metrics()
         self._reset = [variable.numpy() for variable in (copies[0].metrics_variables if copies else [])]
-        # Of Keras' own step, they are the results of the metrics.
-        self._has_own_logs = type(model).train_step is not keras.Model.train_step or "train_step" in vars(model)
         # XLA compiles for one device: here the part of each device, not the whole.
-        self._divided = DirectCall(self._everywhere, None if model.run_eagerly else _as_graph)
+        self._divided = DirectCall(self._everywhere, _as_graph)
 
     @property
     def traces(self) -> int:
-        """Number of traces of the step; 0 for an eager model."""
+        """Number of traces of the step."""
         return super().traces + self._divided.traces
 
     def _compute(self, weights: Any, batch: Any, version: int, share: float) -> GradientResult:
@@ -55,13 +52,13 @@ class DividedStep(GradientStep):
         return self._result(self._divided, weights, batch, version, share)
 
     def _everywhere(self, weights: Any, batch: Any, version: Any) -> tuple[Any, ...]:
-        rows = tf.shape(tf.nest.flatten(batch)[0])[0]
+        rows = tf.shape(leaves_of(batch)[0])[0]
         count, found, samples = len(self._steps), [], []
         self._send_state()
         for number, (step, run) in enumerate(zip(self._steps, self._compiled, strict=True)):
             begin, end = rows * number // count, rows * (number + 1) // count
             with tf.device(_device_of(step.model)):
-                part = tf.nest.map_structure(lambda leaf, b=begin, e=end: leaf[b:e], batch)
+                part = tf.nest.map_structure(lambda leaf, b=begin, e=end: None if leaf is None else leaf[b:e], batch)
                 share = tf.cast(end - begin, tf.float32) / tf.cast(rows, tf.float32)
                 found.append(run(weights, part, version, self.factor / share))
             samples.append(share)
@@ -76,10 +73,11 @@ class DividedStep(GradientStep):
         joined = [tf.add_n([f * p for f, p in zip(factors, one, strict=True)]) for one in zip(*pieces, strict=True)]
         self._take_state(samples)
         finite = tf.reduce_all([each[3] for each in found])
-        if self._has_own_logs:
-            logs = {name: _mean([each[2][name] for each in found], samples) for name in logs}
-        else:
-            logs = step_logs(self.model.get_metrics_result(), "train_step")
+        results = step_logs(self.model.get_metrics_result(), "train_step")
+        logs = {
+            name: results[name] if name in results else _mean([each[2][name] for each in found], samples)
+            for name in logs
+        }
         denominator = None if sums or counted[0] is None else total
         return joined if in_pieces else joined[0], (), logs, finite, denominator
 

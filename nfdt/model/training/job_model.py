@@ -126,7 +126,8 @@ class JobModel:
             with backend.on(device):
                 model = unpack.unpack(self.manifest, self._read, allow_code=spec.code)
             # Folds another number into the seeds than any worker has.
-            UntrainedState(model, self.manifest.untrained_rules, worker=self._number + MAX_WORKERS * number)
+            other = self._number + MAX_WORKERS * number
+            UntrainedState(model, self.manifest.untrained_rules, worker=other, others=self._sources)
             found.append(model)
         return found
 

@@ -62,7 +62,7 @@ def why_undivided(model: Any, manifest: Manifest, tables: Sequence[int], outside
         model: The model.
         manifest: Its program.
         tables: Variables, by index, that are exchanged by rows.
-        outside: Variables that the program has besides the model's.
+        outside: What the program has besides the model's variables: others, and attributes of eager code.
     """
     if manifest.steps_on_workers:
         return "its optimizers step on the workers, so that a step has no gradient"
@@ -71,7 +71,7 @@ def why_undivided(model: Any, manifest: Manifest, tables: Sequence[int], outside
     if manifest.loss_scale is not None:
         return "the scale of its loss follows each gradient"
     if outside:
-        return "its program has variables besides the model's"
+        return "it runs eagerly, or has variables besides the model's"
     return None if _add_up(model) else "its metrics are not sums over samples"
 
 
