@@ -67,7 +67,7 @@ def refused():
             try:
                 with kinds[kind].scope(), cluster.session(devices_per_worker=count):
                     train(build())
-            except nfdt.UsageError as error:
+            except nfdt.errors.UsageError as error:
                 found[kind] = str(error)
 
 CALL
