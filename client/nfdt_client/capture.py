@@ -157,10 +157,12 @@ def capture(
     options.require_backend()
     _warn_of_ignored_backend()
     keras_models.require_compiled(model)
-    if (strategy := keras_models.distribution_strategy(model)) is not None:
+    strategy = keras_models.distribution_strategy(model)
+    if strategy is not None and not (keras_models.is_mirrored(strategy) and options.algorithm.topology_facts.flat):
         raise CaptureError(
-            f"Expected a model made outside tf.distribute. Received: one made under {strategy!r}. "
-            "Remove the strategy's scope: the workers take its place."
+            "Expected a model made outside tf.distribute, or for workers that are no ranks under MirroredStrategy. "
+            f"Received: one made under {strategy!r} for algorithm={options.algorithm.name!r}. Remove the strategy's "
+            "scope: the workers take its place."
         )
     _refuse_own_loop(model)
     arguments = {**arguments, "epochs": _limited_epochs(arguments["epochs"])}

@@ -40,6 +40,7 @@ from nfdt_client.program_checks import (
     check_shards,
     cluster_for,
     move_validation,
+    with_devices,
 )
 from nfdt_client.specify import specify
 from nfdt_client.training_data import Stream
@@ -190,7 +191,7 @@ def prepare(
     with zero_rows():
         move_validation(captured, batch, interactive=interactive)
     cluster = session.place(packed.code or captured.ships_code)
-    cluster = cluster_for(captured.model, algorithm, cluster)
+    cluster = with_devices(captured.model, packed.manifest, cluster_for(captured.model, algorithm, cluster))
     check_shards(captured.model, packed.manifest, cluster)
     check_made_tables(packed.manifest, algorithm, cluster)
     schedulers = callbacks.schedulers(captured.arguments["callbacks"])

@@ -25,7 +25,7 @@ from nfdt_client.job import InteractiveJob
 from nfdt_client.job_session import JobSession
 from nfdt_client.local_fit import may_train_here, skip_once
 from nfdt_client.patch import bind
-from nfdt_client.program_checks import check_made_tables, check_shards
+from nfdt_client.program_checks import check_made_tables, check_shards, with_devices
 from nfdt_client.specify import specify_evaluation
 from nfdt_client.training_data import Arrays
 from nfdt_client.upload import download
@@ -254,7 +254,7 @@ def _run_job(session: JobSession, call: Call) -> tuple[InteractiveJob, str]:
     session.mark_used()
     with keras_training.seeded(0):  # evaluate and predict draw no random numbers
         packed = pack(call.model, call.data.first(), predicts=call.method == "predict")
-    place = session.place(packed.code)
+    place = with_devices(call.model, packed.manifest, session.place(packed.code))
     check_shards(call.model, packed.manifest, place)
     check_made_tables(packed.manifest, session.options.algorithm, place)
     submission = specify_evaluation(call.model, call.data, call.method, packed, session.options, place)

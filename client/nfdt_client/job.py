@@ -174,7 +174,7 @@ def start_line(
     *,
     warm: bool = False,
 ) -> str:
-    """Return the line that announces a job: algorithm, workers, and what can be opened on this machine.
+    """Return the line that announces a job: algorithm, workers with devices, and what can be opened on this machine.
 
     Args:
         job_id: The job.
@@ -186,6 +186,9 @@ def start_line(
     """
     workers, of_warm = spec.cluster.workers, " of the warm server" if warm else ""
     parts = [f"job {job_id}", f"{spec.algorithm.name} on {workers} worker{'s' if workers != 1 else ''}{of_warm}"]
+    if (devices := spec.cluster.devices_per_worker) is not None:
+        some = {1: "1 device", "all": "all its devices"}.get(devices, f"{devices} devices")
+        parts.append(f"each with {some}")
     if server.state_dir and (logs := Path(server.state_dir, "logs")).is_dir():  # else it is on another machine
         parts.append(f"logs in {logs}")
     parts.append(f"page {link}" if link else f"look at it with `{' '.join(['nfdt top', *arguments])}`")

@@ -13,6 +13,7 @@ class EmulateOptions(TypedDict, total=False):
     step_ms: float | Sequence[float]
     bandwidth_mbit: float | Sequence[float]
     latency_ms: float | Sequence[float]
+    devices: int | Sequence[int]
     fail: str
 
 
@@ -75,6 +76,7 @@ class FitOptions(TypedDict, total=False):
     outer_momentum: float
     # cluster
     shards: int
+    devices_per_worker: int | Literal["all"]
     launcher: Literal["auto", "slots", "mpirun", "horovodrun", "world"]
     hosts: str
     hostfile: str

@@ -14,8 +14,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from nfdt.core.errors import UsageError
-from nfdt.core.host.keras_backend import TRAINING, require_backend, require_tensorflow
+from nfdt.core.host.keras_backend import (
+    TORCH,
+    TRAINING,
+    configured_backend,
+    loaded_backend,
+    require_backend,
+    require_tensorflow,
+)
 from nfdt.core.host.launcher_rank import LauncherRank, find_world
+from nfdt.core.host.machine import find_gpus
 from nfdt.core.jobs.names import check_name
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.job import (
@@ -56,7 +64,7 @@ MOST_PRIORITY = 100
 OF_SESSION = (*CONNECTION, *TIMEOUTS, *CHOICES, *SWITCHES, "forecast", "job", "priority", "tensorboard")
 EMULATION = tuple(f"emulate.{name}" for name in Emulation.model_fields)
 NAMES: tuple[str, ...] = ("algorithm", *OF_SESSION, *(name for name in OVERRIDES if name != "emulate"), *EMULATION)
-_TUPLES = ("emulate.slowdown", "emulate.step_ms", "emulate.bandwidth_mbit", "emulate.latency_ms")
+_TUPLES = ("emulate.slowdown", "emulate.step_ms", "emulate.bandwidth_mbit", "emulate.latency_ms", "emulate.devices")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +212,7 @@ def resolve_each(
         chosen = {**given, "algorithm": Setting(algorithm, ARGUMENT)} if algorithm else given
         with naming_origins(chosen):
             options, reasons = _without_idle(chosen, default_algorithm, environ)
-            found.append(_with_counts(options))
+            found.append(_with_counts(_on_gpus(options, environ)))
         idle.append(reasons)
     refuse_idle(given, idle)
     return found
@@ -230,6 +238,23 @@ def _without_idle(
     options = _in_world(_validated(rest, default_algorithm), environ)
     ignored = {name: Setting(given[name].value, f"{given[name].origin}: no effect") for name in idle}
     return replace(options, settings={**options.settings, **ignored}), idle
+
+
+def _on_gpus(options: Options, environ: Mapping[str, str]) -> Options:
+    """Let one worker have all GPUs of this machine, if there are several and the session starts its workers here.
+
+    PyTorch has no steps on several devices here: workers share the GPUs, as with a number of workers.
+    """
+    backend = (loaded_backend() or configured_backend(environ)).name
+    chosen = options.workers_given or options.cluster.devices_per_worker is not None
+    if chosen or options.server is not None or not options.algorithm.topology_facts.flat or backend == TORCH:
+        return options
+    if len(find_gpus(environ)) < 2:
+        return options
+    one = {"workers": 1, "devices_per_worker": "all"}
+    shown = {name: Setting(value, "the GPUs of this machine") for name, value in one.items()}
+    cluster = options.cluster.model_copy(update=one)
+    return replace(options, cluster=cluster, settings={**options.settings, **shown})
 
 
 def _with_counts(options: Options) -> Options:

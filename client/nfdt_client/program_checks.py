@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.arrays.table_rows import MIN_TABLE_SIZE
@@ -18,6 +19,7 @@ from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.wire.channel import MAX_REPORT_BYTES
 from nfdt.model.keras_internals import data as keras_data
 from nfdt.model.keras_internals import models as keras_models
+from nfdt.model.program.distribution import devices_asked
 from nfdt.model.program.evaluation_check import check_metrics
 from nfdt.model.program.local_optimizers import state_variables
 from nfdt.model.program.manifest import Manifest
@@ -98,6 +100,24 @@ def cluster_for(model: Any, algorithm: AlgorithmSpec, cluster: ClusterSpec) -> C
         )
     logger.warning("This fit trains on one worker, not on %d, because %s.", cluster.workers, reason)
     return cluster.model_copy(update={"workers": 1})
+
+
+def with_devices(model: Any, manifest: Manifest, cluster: ClusterSpec) -> ClusterSpec:
+    """Return the cluster with the number of devices that the script's own distribution has, unless the options do.
+
+    Raises:
+        UsageError: the options have another number than the mesh of the script's ModelParallel.
+    """
+    given, mesh = cluster.devices_per_worker, manifest.mesh
+    if mesh is not None and given not in (None, "all", mesh.size):
+        raise UsageError(
+            f"devices_per_worker: expected {mesh.size}, the devices in the mesh of the script's ModelParallel. "
+            f"Received: {given}. Leave the option out, or change the mesh."
+        )
+    if isinstance(given, int):
+        return cluster
+    asked = mesh.size if mesh is not None else devices_asked(model)
+    return cluster if asked is None else cluster.model_copy(update={"devices_per_worker": asked})
 
 
 def check_shards(model: Any, manifest: Manifest, cluster: ClusterSpec) -> None:
@@ -192,7 +212,7 @@ def check_local_optimizers(
             f"workers. Received: {', '.join(schedulers)}. Use schedules in the optimizers, or nfdt.distribute."
         )
     variables = state_variables(model, manifest)
-    sizes = [math.prod(v.shape) * v.value.dtype.size for v in variables]
+    sizes = [math.prod(v.shape) * np.dtype(keras.backend.standardize_dtype(v.dtype)).itemsize for v in variables]
     most = MAX_REPORT_BYTES - OTHER_FIELDS_BYTES
     if sum(sizes) > most:
         raise CaptureError(

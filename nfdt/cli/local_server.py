@@ -16,10 +16,10 @@ from nfdt_client.options import Options
 from nfdt.cli.process import quiet_start
 from nfdt.core.errors import NotInstalled
 from nfdt.core.host.keras_backend import TENSORFLOW, current_backend
+from nfdt.core.host.machine import find_gpus
 from nfdt.core.host.packages import require_server_packages
 from nfdt.core.host.startup import quick_imports
 from nfdt.launch.fork_here import FORK_SERVER_LOG, fork_server_here, import_slots
-from nfdt.launch.machine import find_gpus
 
 _log = logging.getLogger(__name__)
 

@@ -20,9 +20,10 @@ from nfdt.cli.script import Script
 from nfdt.cli.serve import LOG_DIR, offer_slots, wait_for_server
 from nfdt.core.errors import UsageError
 from nfdt.core.host.launcher_rank import LauncherRank, find_launcher_rank
+from nfdt.core.host.machine import find_gpus
 from nfdt.core.specs.presets import DEFAULT_PRESET
 from nfdt.core.wire.channel import join_address, split_address
-from nfdt.launch.machine import certificate_hosts, find_gpus, public_host, route_address
+from nfdt.launch.machine import certificate_hosts, public_host, route_address
 from nfdt.launch.one_time_tls import authority_file, one_time_tls
 from nfdt.launch.rendezvous import RendezvousInfo, await_rendezvous, publish_rendezvous, rendezvous_file
 from nfdt.launch.slot_process import SlotOptions

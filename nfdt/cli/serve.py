@@ -24,6 +24,7 @@ from nfdt.cli.process import end_in_order, end_on_sigterm
 from nfdt.cli.table import count_of
 from nfdt.core.errors import JobFailed, ServerUnreachable, UsageError
 from nfdt.core.host.keras_backend import TRAINING, current_backend
+from nfdt.core.host.machine import find_gpus, share_gpus
 from nfdt.core.host.packages import require_server_packages
 from nfdt.core.host.private_files import ensure_folder
 from nfdt.core.jobs.rights import Holder, ensure_token_file, of_worker
@@ -33,7 +34,7 @@ from nfdt.core.wire.status import translate
 from nfdt.core.work.patience import Patience
 from nfdt.core.work.slot_connection import GRACE_S, PATIENCE_S
 from nfdt.jobserver.main import ServerOptions, serve
-from nfdt.launch.machine import find_gpus, route_address
+from nfdt.launch.machine import route_address
 from nfdt.launch.processes import LocalLauncher
 from nfdt.launch.slot_process import SlotOptions
 
@@ -183,7 +184,7 @@ def _link_for_terminal(page: Page, tokens: Sequence[str]) -> str:
 
 @click.command()
 @server_options
-@click.option("--slots", type=click.IntRange(0), help="Worker processes to keep here; 1, or 0 with --shards.")
+@click.option("--slots", type=click.IntRange(0), help="Workers to keep, on equally many GPUs; 1, or 0 with --shards.")
 @click.option("--shards", type=click.IntRange(0), default=0, show_default=True, help="Shard processes to keep here.")
 @click.option("--host", default="", metavar="ADDRESS", help="Of this machine for its shards; default: the route's.")
 @click.option("--name", default=socket.gethostname(), show_default=True, help="Prefix of the slots' names.")
@@ -235,7 +236,7 @@ def worker(
         ensure_folder(log_dir.expanduser(), "--log-dir"),
         prefix=f"{name}-",
         tls=chosen.tls,
-        gpus=find_gpus(os.environ),
+        gpus=share_gpus(find_gpus(os.environ), slots),
         wait_s=wait_s,
         grace_s=grace_s,
         backend=backend or current_backend().name,

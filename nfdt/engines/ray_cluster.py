@@ -20,6 +20,7 @@ from nfdt_client.options import Options
 from nfdt.core.errors import JobFailed, NotInstalled, ServerUnreachable, UsageError
 from nfdt.core.host.packages import install
 from nfdt.core.jobs.runner import Role
+from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.wire.channel import join_address
 from nfdt.engines.ray_slot import STOP_S, RaySlot, RaySlotAccess
 from nfdt.launch.one_time_tls import authority_file, one_time_tls
@@ -242,6 +243,9 @@ def on_ray(options: Options) -> Options:
     if options.server is not None:
         raise UsageError(f"--on ray starts a server of its own. Expected: no --server. Received: {options.server!r}.")
     cluster = options.cluster
+    if not options.workers_given:  # the GPUs of this machine, which may have made it one, are not those of the nodes
+        cluster = cluster.model_copy(update={"workers": ClusterSpec().workers})
+        options = replace(options, cluster=cluster)
     if options.algorithm.topology_facts.flat:
         return options
     named = {"hosts": cluster.hosts, "hostfile": cluster.hostfile, "script": cluster.host_discovery_script}

@@ -300,7 +300,7 @@ def make_core(
     manifest, fetchable, kind = read_manifest(spec, server.artifacts), artifact_names(spec), topology_class(spec)
     keep = frozenset({*fetchable, manifest.state})
     job_log = JobLog(server.store, server.artifacts, job_id, keep, server.clock)
-    mailbox, portable = Mailbox(server.clock), not (spec.code or manifest.tables)
+    mailbox, portable = Mailbox(server.clock), not (spec.code or manifest.tables or manifest.mesh)
     wanted = kind.view.slots_wanted(spec)
     slots = JobSlots(server, job_id, spec, session, secrets.token_hex(32), wanted, portable=portable)
     rings = make_rings(slots, job_log, mailbox.end)

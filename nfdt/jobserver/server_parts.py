@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from nfdt.core.errors import UsageError
 from nfdt.core.host.keras_backend import current_backend
-from nfdt.core.host.machine import boot_id, is_own_address, process_lives
+from nfdt.core.host.machine import boot_id, find_gpus, is_own_address, process_lives, share_gpus
 from nfdt.core.host.packages import require_page_packages
 from nfdt.core.jobs.admission import Limits
 from nfdt.core.jobs.artifacts import ArtifactStore
@@ -28,7 +28,7 @@ from nfdt.launch.fork_client import ForkServerClient
 from nfdt.launch.fork_here import FORK_SERVER_LOG
 from nfdt.launch.horovod import RingLauncher
 from nfdt.launch.horovod_command import RingShape
-from nfdt.launch.machine import find_gpus, reachable_host
+from nfdt.launch.machine import reachable_host
 from nfdt.launch.processes import LocalLauncher
 from nfdt.launch.slot_process import SlotOptions
 from nfdt.schedulers.job_queue import Quota
@@ -131,7 +131,7 @@ def make_launchers(
         logs=options.state_dir / "logs",
         prefix="local-",
         host=options.advertise,
-        gpus=find_gpus(os.environ),
+        gpus=share_gpus(find_gpus(os.environ), options.workers),
         backend=current_backend().name,
         kept_logs=default_cache().parent / "logs" if options.embedded else None,
     )

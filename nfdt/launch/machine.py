@@ -1,24 +1,16 @@
-"""GPUs of this machine, and its names and addresses for other machines."""
+"""Names and addresses of this machine for other machines."""
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from nfdt.core.host.machine import is_own_address
 from nfdt.core.wire.channel import is_loopback
 
 _WILDCARDS = ("0.0.0.0", "::")
-
-
-def find_gpus(environment: Mapping[str, str], proc: Path = Path("/proc/driver/nvidia/gpus")) -> tuple[str, ...]:
-    """Return the GPUs to divide among worker slots, as named by ``CUDA_VISIBLE_DEVICES``; empty without any."""
-    if (chosen := environment.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return tuple(name for name in chosen.split(",") if name and name != "-1")
-    return tuple(str(i) for i, _ in enumerate(proc.iterdir())) if proc.is_dir() else ()
 
 
 def is_wildcard(listen_host: str) -> bool:

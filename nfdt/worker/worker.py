@@ -26,7 +26,7 @@ from nfdt.core.work.heartbeat import Heartbeat
 from nfdt.core.work.messages import read_instruction, to_request
 from nfdt.core.work.spans import WAIT, SpanRing
 from nfdt.core.work.tasks import Task
-from nfdt.model.backends.contract import LocalStep, PreparedBatch
+from nfdt.model.backends.contract import LocalStep, PreparedBatch, current
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.unpack import ReadRanges
 from nfdt.model.training import steps
@@ -72,6 +72,7 @@ class Worker(LoopDriver):
         tables: Indices of the variables that the client exchanges by rows.
         read_ranges: Function that returns ranges of an artifact's bytes, if these variables are on the shards alone.
         take_rows: Function for one call of ``Workers.TakeRows``; None: this worker runs no datasets.
+        devices: Devices on which its steps compute.
         built: Program of the last job of this process; used again if this job has the same.
         spans: Takes what this worker does; None: it is dropped.
     """
@@ -91,6 +92,7 @@ class Worker(LoopDriver):
         ending: threading.Event | None = None,
         tables: Sequence[int] = (),
         read_ranges: ReadRanges | None = None,
+        devices: tuple[str, ...] = (),
         open_rows: Callable[[str], Array | RowArray] | None = None,
         take_rows: TakeRows | None = None,
         built: BuiltProgram | None = None,
@@ -104,7 +106,7 @@ class Worker(LoopDriver):
         rows = (
             RowTaker(index, functools.partial(_take_rows, take_rows, name), stopped) if take_rows is not None else None
         )
-        if built is not None and built.serves(manifest) and not tables:
+        if built is not None and built.serves(manifest, devices) and not tables:
             built.restart(manifest, read)
         else:
             built = None
@@ -127,9 +129,10 @@ class Worker(LoopDriver):
         self._program = built or BuiltProgram(
             manifest,
             model,
-            steps.make_step(model, manifest, tables),
+            steps.make_step(model, manifest, tables, self._job.copies(devices, tables)),
             steps.evaluation_step(model, layout),
             steps.prediction_step(model, layout),
+            devices,
         )
         step = self._program.step
         self._own = LocalWeights(step) if isinstance(step, LocalStep) and spec.algorithm.exchange_facts.local else None
@@ -145,7 +148,12 @@ class Worker(LoopDriver):
     @property
     def built(self) -> BuiltProgram | None:
         """Program that the next job of this process may use again; None if it must not."""
-        return self._program if is_reusable(self._job.manifest, self._job.model, self._tables) else None
+        return self._program if self._may_serve_again() else None
+
+    def _may_serve_again(self) -> bool:
+        # Copies on other devices keep seeds of their own.
+        alone = len(self._program.devices) < 2 or not current().copies_models
+        return alone and is_reusable(self._job.manifest, self._job.model, self._tables)
 
     def run(self) -> None:
         """Work until the instruction to leave, or until stopped."""

@@ -21,6 +21,8 @@ CONTRACT = {
     "is_eager": "attribute",
     "traces_steps": "attribute",
     "has_rows": "attribute",
+    "has_meshes": "attribute",
+    "copies_models": "attribute",
     "gradient_step": "each",
     "call": "each",
     "run_step": "each",
@@ -40,6 +42,11 @@ CONTRACT = {
     "seed_worker": "default",
     "limit_threads": "default",
     "share_gpus": "default",
+    "emulate_devices": "default",
+    "devices": "default",
+    "distributed": "default",
+    "on": "default",
+    "settle": "default",
 }
 """Members: attributes, what each backend must define, and what has a default."""
 

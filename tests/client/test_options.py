@@ -19,6 +19,27 @@ def test_defaults_are_the_default_preset_on_two_workers(tmp_path):
     assert {setting.origin for setting in options.settings.values()} == {"default"}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "environ", "expected"),
+    [
+        ({}, {}, (1, "all")),
+        ({"devices_per_worker": "2"}, {}, (2, 2)),
+        ({"workers": 4}, {}, (4, None)),
+        ({}, {"CUDA_VISIBLE_DEVICES": "3"}, (2, None)),
+        ({}, {"NFDT_SERVER": "host:1"}, (2, None)),
+        ({"algorithm": "allreduce"}, {}, (2, None)),
+    ],
+)
+def test_one_worker_has_all_gpus_of_this_machine_unless_options_say_otherwise(arguments, environ, expected, tmp_path):
+    cluster = layered(arguments, {"CUDA_VISIBLE_DEVICES": "0,1,2,3", **environ}, tmp_path).cluster
+    assert (cluster.workers, cluster.devices_per_worker) == expected
+
+
+def test_fewer_than_one_device_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="devices_per_worker: expected 'all', or at least 1. Received: 0"):
+        layered({"devices_per_worker": 0}, {}, tmp_path)
+
+
 def test_argument_beats_environment_beats_file_beats_default(tmp_path):
     (tmp_path / "nfdt.toml").write_text('workers = 3\nshards = 2\nalgorithm = "asgd"\ndc_lambda = 1.5\n')
     environ = {"NFDT_WORKERS": "4", "NFDT_ALGORITHM": "dc-asgd"}

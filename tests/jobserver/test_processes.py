@@ -13,11 +13,11 @@ import psutil
 import pytest
 
 from nfdt.core.errors import UsageError
-from nfdt.core.host.machine import is_own_address
+from nfdt.core.host.machine import find_gpus, is_own_address, share_gpus
 from nfdt.core.wire import jobs_pb2
 from nfdt.jobserver.main import ServerOptions, serve
 from nfdt.jobserver.server_parts import shard_host
-from nfdt.launch.machine import find_gpus, reachable_host
+from nfdt.launch.machine import reachable_host
 from tests.support.fakes import DEADLINE_S, TOKEN, Client, of
 
 pytestmark = pytest.mark.processes
@@ -294,6 +294,22 @@ def test_gpus_are_found_in_the_environment_or_the_driver(tmp_path):
     assert find_gpus({"CUDA_VISIBLE_DEVICES": "1"}, tmp_path) == ("1",)
     assert find_gpus({"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path) == ()
     assert find_gpus({}, tmp_path / "none") == ()
+
+
+@pytest.mark.parametrize(
+    ("slots", "expected"),
+    [
+        (0, ("a,b,c,d",)),
+        (1, ("a,b,c,d",)),
+        (2, ("a,b", "c,d")),
+        (3, tuple("abcd")),
+        (4, tuple("abcd")),
+        (9, tuple("abcd")),
+    ],
+)
+def test_the_slots_of_a_machine_get_equally_many_gpus(slots, expected):
+    assert share_gpus(("a", "b", "c", "d"), slots) == expected
+    assert share_gpus((), slots) == ()
 
 
 @pytest.mark.parametrize(

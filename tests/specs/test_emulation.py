@@ -27,7 +27,7 @@ def test_one_value_is_for_every_worker(worker):
     assert emulate.link_of(worker) == (100, 5)
 
 
-@pytest.mark.parametrize("name", ["slowdown", "step_ms", "bandwidth_mbit", "latency_ms"])
+@pytest.mark.parametrize("name", ["slowdown", "step_ms", "bandwidth_mbit", "latency_ms", "devices"])
 def test_a_list_has_one_value_or_one_for_each_worker(name):
     for values in ([5], [5, 5, 5], [5, 5, 5, 5]):
         Emulation(**{name: values}).check_counts(3)
@@ -61,3 +61,11 @@ def test_the_emulated_time_follows_the_samples_of_the_batch(samples, seconds):
 
 def test_a_batch_that_the_client_feeds_takes_the_whole_time():
     assert job(DataSpec(kind="stream")).batch_share(16) == 1.0
+
+
+def test_the_processor_of_a_worker_is_this_number_of_devices():
+    assert [Emulation(devices=(4, 1)).devices_of(worker) for worker in range(3)] == [4, 1, None]
+    assert [Emulation(devices=2).devices_of(worker) for worker in range(3)] == [2, 2, 2]
+    assert Emulation().devices_of(0) is None
+    with pytest.raises(ValueError, match="greater than or equal to 1"):
+        Emulation(devices=0)

@@ -12,7 +12,8 @@ from pathlib import Path
 from nfdt.core.errors import CaptureError
 
 TENSORFLOW = "tensorflow"
-TRAINING = (TENSORFLOW, "jax", "torch")
+TORCH = "torch"
+TRAINING = (TENSORFLOW, "jax", TORCH)
 """Backends on which workers train; shards and ranks run on TensorFlow."""
 VARIABLE = "KERAS_BACKEND"
 

@@ -1,4 +1,4 @@
-"""Versions, addresses, memory and processes of this machine, without importing Keras or TensorFlow."""
+"""Versions, addresses, GPUs, memory and processes of this machine, without importing Keras or TensorFlow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import os
 import platform
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,6 +56,22 @@ def is_own_address(host: str, *, loopback: bool | None = None) -> bool:
     except OSError:
         return False
     return loopback is None or ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback is loopback
+
+
+def find_gpus(environment: Mapping[str, str], proc: Path = Path("/proc/driver/nvidia/gpus")) -> tuple[str, ...]:
+    """Return the GPUs to divide among worker slots, as named by ``CUDA_VISIBLE_DEVICES``; empty without any."""
+    if (chosen := environment.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return tuple(name for name in chosen.split(",") if name and name != "-1")
+    return tuple(str(i) for i, _ in enumerate(proc.iterdir())) if proc.is_dir() else ()
+
+
+def share_gpus(gpus: Sequence[str], slots: int) -> tuple[str, ...]:
+    """Return ``CUDA_VISIBLE_DEVICES`` of the slots of a machine: equally many GPUs for each, and at least one.
+
+    With more slots than GPUs, some share one: the values are used in turn.
+    """
+    each = max(1, len(gpus) // max(1, slots))
+    return tuple(",".join(gpus[first : first + each]) for first in range(0, len(gpus) - each + 1, each))
 
 
 @dataclass(frozen=True)

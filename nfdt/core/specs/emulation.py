@@ -26,11 +26,14 @@ class Emulation(BaseModel):
     latency_ms: tuple[Annotated[float, Field(ge=0)], ...] = Field(
         (), description="of worker i's link, in each direction"
     )
+    devices: tuple[Annotated[int, Field(ge=1, le=64)], ...] = Field(
+        (), description="the processor of worker i is this number of devices; not on PyTorch"
+    )
     fail: str | None = Field(
         None, pattern=r"^\d+@\d+(,\d+@\d+)*$", description="'2@30': worker 2 is killed at its step 30"
     )
 
-    @field_validator("slowdown", "step_ms", "bandwidth_mbit", "latency_ms", mode="before")
+    @field_validator("slowdown", "step_ms", "bandwidth_mbit", "latency_ms", "devices", mode="before")
     @classmethod
     def _one_for_all(cls, value: Any) -> Any:
         return (value,) if isinstance(value, (int, float, str)) else value
@@ -39,9 +42,13 @@ class Emulation(BaseModel):
         """Return bandwidth in Mbit/s (None: not limited) and latency in ms of the link of worker number ``worker``."""
         return _of(worker, self.bandwidth_mbit), _of(worker, self.latency_ms) or 0.0
 
+    def devices_of(self, worker: int) -> int | None:
+        """Return how many devices the processor of worker number ``worker`` is to be; None: it is not emulated."""
+        return None if (count := _of(worker, self.devices)) is None else int(count)
+
     def check_counts(self, workers: int) -> None:
         """Raise ValueError for a list that has neither one value nor one per worker."""
-        for name, values in self.model_dump(include={"slowdown", "step_ms", "bandwidth_mbit", "latency_ms"}).items():
+        for name, values in self.model_dump(exclude={"fail"}).items():
             if 1 < len(values) < workers:
                 raise ValueError(
                     f"emulate.{name}: expected one value, which is for every worker, or one for each of {workers}. "

@@ -16,8 +16,9 @@ from nfdt.core.specs.callbacks import CallbacksSpec
 from nfdt.core.specs.emulation import Emulation
 from nfdt.core.specs.horovod_options import ANY_WORLD, LATER_WORLDS, RING, RingElastic, RingTuning
 from nfdt.core.specs.presets import DEFAULT_PRESET, PRESETS
-from nfdt.core.specs.read_with import why_idle
+from nfdt.core.specs.read_with import ReadWith, why_idle
 
+FLAT = ReadWith(topology=("flat",))
 MAX_WORKERS = 16_384
 MAX_SHARDS = 256
 PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"  # no control sequences for terminals that list jobs
@@ -32,6 +33,11 @@ class ClusterSpec(RingTuning, RingElastic):
 
     workers: int = Field(2, ge=1, le=MAX_WORKERS)
     shards: int = Field(1, ge=1, le=MAX_SHARDS)
+    devices_per_worker: Annotated[int | Literal["all"] | None, FLAT] = Field(
+        None,
+        description="GPUs among which a worker divides each batch; all: those of its slot; none given: the same, and "
+        "of a processor one",
+    )
     launcher: Annotated[Literal["auto", "slots", "mpirun", "horovodrun", "world"], ANY_WORLD, LATER_WORLDS] = Field(
         "auto", description="allreduce: what starts the ranks; auto: slots on a shared server, else mpirun if it exists"
     )
@@ -67,6 +73,13 @@ class ClusterSpec(RingTuning, RingElastic):
         "changes makes the job repeat that",
     )
     emulate: Emulation = Emulation()
+
+    @field_validator("devices_per_worker")
+    @classmethod
+    def _at_least_one_device(cls, value: int | str | None) -> int | str | None:
+        if isinstance(value, int) and value < 1:
+            raise ValueError("expected 'all', or at least 1")
+        return value
 
     @model_validator(mode="after")
     def _lost_later(self) -> Self:

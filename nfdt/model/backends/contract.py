@@ -24,6 +24,7 @@ from nfdt.core.arrays.table_rows import RowVector, Vector
 from nfdt.core.errors import CaptureError, ShapeMismatch
 from nfdt.model.backends.job_progress import JobProgress
 from nfdt.model.backends.lanes import BatchedStep
+from nfdt.model.backends.mesh import Mesh
 from nfdt.model.backends.variables import assign_values, views_of
 
 StepName = Literal["train_step", "test_step", "predict_step"]
@@ -191,6 +192,8 @@ class KerasBackend(ABC):
         is_eager: Whether the model's Python code runs at every step, also without ``run_eagerly``.
         traces_steps: Whether a step of several optimizers can be traced, to run on workers as it is.
         has_rows: Whether gradients of embeddings can be rows.
+        has_meshes: Whether variables can be divided among devices.
+        copies_models: Whether a step on several devices needs a copy of the model on each.
     """
 
     name: str
@@ -198,12 +201,19 @@ class KerasBackend(ABC):
     is_eager = False
     traces_steps = False
     has_rows = False
+    copies_models = False
+    has_meshes = False
 
     # ---- steps
 
     @abstractmethod
     def gradient_step(
-        self, model: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None, tables: Sequence[int]
+        self,
+        model: Any,
+        layout: ParameterLayout,
+        loss_scale: Mapping[str, Any] | None,
+        tables: Sequence[int],
+        copies: Sequence[Any] = (),
     ) -> TrainingStep:
         """Return the training step of a compiled, built model, whose optimizer it replaces.
 
@@ -212,6 +222,7 @@ class KerasBackend(ABC):
             layout: Layout of its trainable variables.
             loss_scale: The program's ``loss_scale``; None takes it from the model's own LossScaleOptimizer.
             tables: Variables, by index, whose gradients are returned as rows; empty without :attr:`has_rows`.
+            copies: The model on other devices, among which each batch is divided; empty without :attr:`copies_models`.
 
         Raises:
             ShapeMismatch: the model has other trainable variables than the layout.
@@ -313,6 +324,36 @@ class KerasBackend(ABC):
 
     def limit_threads(self, threads: int) -> None:
         """Limit the process to this number of threads, where the backend can."""
+        return
+
+    def emulate_devices(self, count: int) -> None:
+        """Let the processor be this number of devices, if this process has not computed anything yet."""
+        return
+
+    def devices(self) -> list[str]:
+        """Return the devices of this process, on which one step can be divided: accelerators, or else processors.
+
+        One, whatever there is, of a backend whose steps cannot be divided.
+        """
+        return [f"{self.name}:0"]
+
+    def distributed(self, devices: Sequence[str], mesh: Mesh | None) -> AbstractContextManager[None]:
+        """Let models and steps that are made in the block compute on several devices, each step with a whole batch.
+
+        Args:
+            devices: Some of :meth:`devices`.
+            mesh: Divides the variables too; None: every device has all of them.
+        """
+        if mesh is not None:
+            raise CaptureError(f"ModelParallel: expected workers on JAX. Received: one on {self.name}.")
+        return nullcontext()
+
+    def on(self, device: str) -> AbstractContextManager[None]:
+        """Make models in the block on one of :meth:`devices`; only with :attr:`copies_models`."""
+        return nullcontext()
+
+    def settle(self, model: Any) -> None:
+        """Give a built model's variables the places that the mesh of :meth:`distributed` has for them."""
         return
 
     def share_gpus(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -24,9 +25,11 @@ from nfdt.model.backends.contract import (
     unsupported_data,
 )
 from nfdt.model.backends.denominator import SUM
-from nfdt.model.backends.jax_step import JaxGradientStep, JaxLocalStep, as_log, model_call
+from nfdt.model.backends.jax_devices import ShippedLayouts, distributed
+from nfdt.model.backends.jax_step import JaxGradientStep, JaxLocalStep, as_log, joined, model_call
 from nfdt.model.backends.job_progress import JobProgress
 from nfdt.model.backends.lanes import BatchedStep, GradientLane, LaneBatch, LaneResult
+from nfdt.model.backends.mesh import Mesh
 from nfdt.model.backends.variables import assign_values
 
 HELD_BYTES = 2**32
@@ -41,9 +44,15 @@ class JaxBackend(KerasBackend):
 
     name = "jax"
     version = str(jax.__version__)
+    has_meshes = True
 
     def gradient_step(
-        self, model: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None, tables: Sequence[int]
+        self,
+        model: Any,
+        layout: ParameterLayout,
+        loss_scale: Mapping[str, Any] | None,
+        tables: Sequence[int],
+        copies: Sequence[Any] = (),
     ) -> TrainingStep:
         """Return a step that is a function of the whole state."""
         return JaxGradientStep(model, layout, loss_scale)
@@ -104,6 +113,24 @@ class JaxBackend(KerasBackend):
     def without_graphs(self) -> AbstractContextManager[None]:
         """Run functions of ``jax.jit`` as Python in the block."""
         return jax.disable_jit()
+
+    def emulate_devices(self, count: int) -> None:
+        """Divide the processor, unless JAX has computed already."""
+        with contextlib.suppress(RuntimeError):
+            jax.config.update("jax_num_cpu_devices", count)
+
+    def devices(self) -> list[str]:
+        """Return the devices of this process on its default platform."""
+        return [f"{device.platform}:{device.id}" for device in jax.local_devices()]
+
+    def distributed(self, devices: Sequence[str], mesh: Mesh | None) -> AbstractContextManager[None]:
+        """Set Keras' DataParallel, or the script's ModelParallel."""
+        return distributed(devices, mesh)
+
+    def settle(self, model: Any) -> None:
+        """Give the variables the layouts of the script's."""
+        if isinstance(distribution := keras.distribution.distribution(), ShippedLayouts):
+            distribution.settle(model.variables)
 
     def full_precision(self) -> AbstractContextManager[None]:
         """Choose the highest precision of products."""
@@ -209,7 +236,7 @@ class JaxBatchedStep:
         gradient, _, _, changed, denominator = self._step.pure(weights, held, batch, factor)
         metrics = changed[self._untrained : self._untrained + len(self._reset)]
         counted = [value - reset for value, reset in zip(metrics, self._reset, strict=True)]
-        vector = jax.numpy.concatenate(gradient) if isinstance(gradient, list) else gradient
+        vector = joined(gradient) if isinstance(gradient, list) else gradient
         return vector, changed[: self._untrained], counted, denominator
 
     def _add(self, held: list[Any], counted: list[Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import keras
 import tensorflow as tf
@@ -16,6 +17,7 @@ from nfdt.model.backends.contract import KerasBackend, LocalStep, ModelCall, Ste
 from nfdt.model.backends.direct_call import Prepared
 from nfdt.model.backends.job_progress import JobProgress
 from nfdt.model.backends.lookups import LookedUpTables, looked_up_ahead, use_rows
+from nfdt.model.backends.tensorflow_devices import DividedStep
 from nfdt.model.backends.tensorflow_step import GradientStep, GraphLocalStep, WeightSetter, direct_call, step_logs
 from nfdt.model.keras_internals.models import has_no_rows, table_default
 from nfdt.model.keras_internals.training import tensorflow_seeded
@@ -30,11 +32,19 @@ class TensorFlowBackend(KerasBackend):
     version = str(tf.__version__)
     traces_steps = True
     has_rows = True
+    copies_models = True
 
     def gradient_step(
-        self, model: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None, tables: Sequence[int]
+        self,
+        model: Any,
+        layout: ParameterLayout,
+        loss_scale: Mapping[str, Any] | None,
+        tables: Sequence[int],
+        copies: Sequence[Any] = (),
     ) -> TrainingStep:
         """Return a step whose gradient is a tensor, or rows of tables."""
+        if copies:
+            return DividedStep(model, layout, loss_scale, copies)
         return GradientStep(model, layout, loss_scale=loss_scale, tables=tables, in_pieces=True)
 
     def local_step(self, model: Any, layout: ParameterLayout, progress: JobProgress) -> LocalStep:
@@ -131,6 +141,21 @@ class TensorFlowBackend(KerasBackend):
             tf.config.threading.set_inter_op_parallelism_threads(threads)
         except RuntimeError:
             logger.debug("TensorFlow runs already; its thread count stays")
+
+    def emulate_devices(self, count: int) -> None:
+        """Divide the processor, unless TensorFlow has computed already."""
+        (processor, *_) = tf.config.list_physical_devices("CPU")
+        with contextlib.suppress(RuntimeError):
+            tf.config.set_logical_device_configuration(processor, [tf.config.LogicalDeviceConfiguration()] * count)
+
+    def devices(self) -> list[str]:
+        """Return the logical GPUs of this process, or its logical processors."""
+        found = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+        return [device.name.rpartition("device:")[2].lower() for device in found]
+
+    def on(self, device: str) -> AbstractContextManager[None]:
+        """Use ``tf.device``."""
+        return cast("AbstractContextManager[None]", tf.device(device))
 
     def share_gpus(self) -> None:
         """Let the memory of GPUs grow with its use."""

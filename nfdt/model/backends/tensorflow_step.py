@@ -127,6 +127,10 @@ class GradientStep(GraphStep):
         loss_scale: The program's ``loss_scale``; None takes it from the model's own LossScaleOptimizer.
         tables: Variables, by index, whose gradients are returned as rows.
         in_pieces: Return large gradients in pieces.
+
+    Attributes:
+        is_sum: Whether the loss is a sum; known after the first step.
+        factor: Factor of losses that are sums, a ``tf.Variable``: 1 / share of the batch.
     """
 
     def __init__(
@@ -148,21 +152,24 @@ class GradientStep(GraphStep):
         self._optimizer = replace_optimizer(model, layout, loss_scale or own_loss_scale(model.optimizer), tables)
         self._row_numbers = None if self._looked_up is None else self._looked_up.numbers_of(self._without_values)
         self._version = int(self._optimizer.iterations)
-        self._denominator, self._sums = LossDenominator(model), False
-        self._share, self._factor = 1.0, tf.Variable(1.0, trainable=False)
+        self._denominator, self.is_sum = LossDenominator(model), False
+        self._share, self.factor = 1.0, tf.Variable(1.0, trainable=False)
 
     def _compute(self, weights: Any, batch: Any, version: int, share: float) -> GradientResult:
         dense = self._tables.assign(weights) if self._tables else weights
+        return self._result(self._run, dense, batch, version, share)
+
+    def _result(self, run: DirectCall, dense: Any, batch: Any, version: int, share: float) -> GradientResult:
         now = np.array(version, np.int64)  # of a Python number TensorFlow keeps the tensor for ever
         if share != self._share:
             self._share = share
-            self._factor.assign(1.0 / share)
-        gradient, index, logs, finite, counted = self._run(dense, batch, tf.constant(now))
+            self.factor.assign(1.0 / share)
+        gradient, index, logs, finite, counted = run(dense, batch, tf.constant(now))
         if self._tables:
             gradient = self._tables.gradient(gradient, index)
         elif self._groups is not None:
             gradient = Pieces.flat(gradient)
-        return GradientResult(gradient, logs, bool(finite), SUM if self._sums else counted)
+        return GradientResult(gradient, logs, bool(finite), SUM if self.is_sum else counted)
 
     @property
     def row_numbers(self) -> NumbersOfBatch | None:
@@ -174,18 +181,26 @@ class GradientStep(GraphStep):
         self._traced(tf.zeros(self._weights.size), batch, tf.zeros([], tf.int64))
 
     def _traced(self, weights: Any, batch: Any, *scalars: Any) -> tuple[Any, ...]:
+        (version,) = scalars
+        return self.gradient_of(weights, batch, version, self.factor)
+
+    def gradient_of(self, weights: Any, batch: Any, version: Any, factor: Any) -> tuple[Any, ...]:
+        """Run the step on tensors: gradient, row numbers of tables, logs, whether it is finite, and denominator.
+
+        ``factor``: of losses that are sums, 1 / share of the batch.
+        """
         self._weights(weights)
-        self._optimizer.begin_step(*scalars)
-        self._denominator.begin_step(self._factor)
+        self._optimizer.begin_step(version)
+        self._denominator.begin_step(factor)
         logs = step_logs(self.model.train_step(batch), "train_step")
         index = self._optimizer.gradients.index()  # before flat(), which drops what was recorded
         recorded = self._optimizer.gradients
         found = [recorded.flat()] if self._groups is None else recorded.parts(self._groups)
         parts, finite = self._optimizer.loss_scale.unscaled(found)
         denominator = of_this_graph(self._denominator.end_step())
-        self._sums = denominator is SUM
-        if self._sums:
-            parts, denominator = [part / self._factor for part in parts], None
+        self.is_sum = denominator is SUM
+        if self.is_sum:
+            parts, denominator = [part / factor for part in parts], None
         return parts[0] if self._groups is None else parts, index, logs, finite, denominator
 
 

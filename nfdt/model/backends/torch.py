@@ -42,7 +42,12 @@ class TorchBackend(KerasBackend):
     is_eager = True
 
     def gradient_step(
-        self, model: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None, tables: Sequence[int]
+        self,
+        model: Any,
+        layout: ParameterLayout,
+        loss_scale: Mapping[str, Any] | None,
+        tables: Sequence[int],
+        copies: Sequence[Any] = (),
     ) -> TrainingStep:
         """Return a step that works on the model's variables."""
         return TorchGradientStep(model, layout, loss_scale)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import keras
 import numpy as np
 
 from nfdt.core.arrays.layout import Array
@@ -66,7 +67,20 @@ def _digest(view: Array) -> bytes:
 def assign_values(variables: Iterable[Any], values: Iterable[Any]) -> None:
     """Assign to each variable its value; both have the same order and length."""
     for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
+        variable.assign(on_devices_of(variable, value))
+
+
+def on_devices_of(variable: Any, value: Any) -> Any:
+    """Return a value for a variable; of one that several devices of JAX share, on each device its part only.
+
+    ``assign`` would take an array of the host to the first device as a whole.
+    """
+    sharding = getattr(getattr(variable, "value", None), "sharding", None)
+    if sharding is None or len(sharding.device_set) == 1:
+        return value
+    if isinstance(value, np.ndarray):
+        value = value.astype(variable.value.dtype, copy=False)
+    return keras.distribution.distribute_tensor(value, sharding)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -129,6 +129,19 @@ def distribution_strategy(model: Any) -> Any:
     return getattr(model, "_distribute_strategy", None)
 
 
+def making_variables(model: Any) -> AbstractContextManager[object]:
+    """Return the scope in which variables of a model and its optimizer are made: that of its strategy, if any."""
+    strategy = distribution_strategy(model)
+    return nullcontext() if strategy is None else strategy.scope()
+
+
+def is_mirrored(strategy: Any) -> bool:
+    """Return whether a tf.distribute strategy divides batches among devices of one machine: MirroredStrategy."""
+    import tensorflow as tf
+
+    return isinstance(strategy, tf.distribute.MirroredStrategy)
+
+
 def restored_epoch(model: Any) -> int | None:
     """Return the epoch to begin with: BackupAndRestore sets ``_initial_epoch`` on the model before training."""
     return model._initial_epoch
@@ -192,10 +205,12 @@ _OF_ONE_PROCESS: tuple[tuple[type, str, Callable[[], Any]], ...] = (
     (keras.Model, "test_function", lambda: None),
     (keras.Model, "predict_function", lambda: None),
     (keras.Model, "_compile_config", lambda: None),
+    (keras.Model, "_distribute_strategy", lambda: None),
     (keras.layers.JaxLayer, "jax2tf_training_false_fn", lambda: None),
     (keras.layers.JaxLayer, "jax2tf_training_true_fn", lambda: None),
     (tracking.Tracker, "stored_ids", dict),
     (keras.Variable, "_value", lambda: None),
+    (keras.Variable, "_layout", lambda: None),
 )
 
 
@@ -203,8 +218,9 @@ def attributes_of_one_process(obj: Any) -> dict[str, Any]:
     """Return the attributes that another process cannot have, with the values that they have there.
 
     They are compiled functions, tensors of the last call, the record of the last ``fit``, numbers of objects, a second
-    copy of the arguments of ``compile``, the memory of a variable, PyTorch's record of a module's parameters
-    (``_torch_params``), and the uses of a layer's outputs, also those in other models (``_outbound_nodes``).
+    copy of the arguments of ``compile``, the memory of a variable and places on devices, PyTorch's record of a module's
+    parameters (``_torch_params``), and the uses of a layer's outputs, also those in other models
+    (``_outbound_nodes``).
     """
     found = {name: make() for cls, name, make in _OF_ONE_PROCESS if isinstance(obj, cls) and name in vars(obj)}
     if "torch" in sys.modules and isinstance(obj, sys.modules["torch"].nn.Module):  # as every layer on PyTorch
@@ -245,6 +261,21 @@ def initialize_zeros(variable: Any, shape: tuple[int, ...], dtype: str) -> None:
         _initialize_without_rows(variable)
     else:
         variable._initialize(keras.ops.zeros(shape, dtype))
+
+
+def layout_of(variable: Any) -> Any:
+    """Return how a distribution of Keras divides a variable: ``_layout``, None without a distribution."""
+    return variable._layout
+
+
+def layouts_of(distribution: Any) -> list[tuple[str, Any]]:
+    """Return the expressions and layouts of a ModelParallel: ``_layout_map``."""
+    return list(distribution._layout_map.items())
+
+
+def set_layout(variable: Any, layout: Any) -> None:
+    """Divide a variable in another way; its next value is divided so: ``_layout``."""
+    variable._layout = layout
 
 
 _rowless: set[tuple[int, ...]] = set()

@@ -25,6 +25,7 @@ trainable                which layers, and which variables, are trainable
 layout                   the trainable variables, see ``ParameterLayout``
 untrained                path, shape, dtype, rule and decay of each untrained variable: those of the model, those of
                          optimizers on workers, those besides the model (as in a loss), then what is given as bytes
+mesh                     null, or devices and layouts of the script's ModelParallel, see ``nfdt/model/backends/mesh.py``
 input                    the pytree, shapes and dtypes of a batch; ``predicts``: true if it has no targets
 versions                 versions of Python, Keras, TensorFlow
 assets                   per layer index: file name -> artifact (vocabularies)
@@ -46,6 +47,7 @@ from typing import Any, Generic, TypedDict, TypeVar
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.seeded_rows import SeededRows
 from nfdt.core.errors import ProtocolError
+from nfdt.model.backends.mesh import Mesh
 
 GIVEN = "given"
 """Merge rule of what only the script changes, as bytes."""
@@ -105,6 +107,7 @@ class ModelEntries(TypedDict):
     trainable: Mapping[str, Sequence[bool]]
     layout: list[list[Any]]
     untrained: Sequence[Mapping[str, Any]]
+    mesh: Mapping[str, Any] | None
     input: Mapping[str, Any]
     versions: Mapping[str, str]
 
@@ -336,6 +339,12 @@ class Manifest:
         """Layout of the trainable variables."""
         layout = ParameterLayout.from_json(self.entries["layout"])
         return replace(layout, divisible=bool(self.entries.get("divisible")))
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """Devices among which each worker divides the variables; None: every device has all of them."""
+        entry = self.entries.get("mesh")
+        return None if entry is None else Mesh.from_json(entry)
 
     @property
     def tables(self) -> list[int]:

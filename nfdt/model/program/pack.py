@@ -21,7 +21,13 @@ from nfdt.core.errors import CaptureError, PolicyRefused
 from nfdt.model.backends.contract import current
 from nfdt.model.backends.embedding import zero_rows
 from nfdt.model.backends.variables import views_of
-from nfdt.model.keras_internals.models import flatten_layers, has_no_rows, require_compiled, serialization_lib
+from nfdt.model.keras_internals.models import (
+    flatten_layers,
+    has_no_rows,
+    making_variables,
+    require_compiled,
+    serialization_lib,
+)
 from nfdt.model.keras_internals.training import seeded
 from nfdt.model.program.attributes import Attributes, runs_eagerly
 from nfdt.model.program.building import build_model, describe_batch, save_assets
@@ -29,6 +35,7 @@ from nfdt.model.program.code import digest_sources, dump_objects
 from nfdt.model.program.collect import CustomObjects, collecting
 from nfdt.model.program.compiling import describe_compilation, overrides
 from nfdt.model.program.described import describe_layers, is_configured
+from nfdt.model.program.distribution import describe_mesh
 from nfdt.model.program.dry_run import without_updates
 from nfdt.model.program.forward_check import record_outputs
 from nfdt.model.program.local_optimizers import (
@@ -221,14 +228,16 @@ def _prepare(
     require_compiled(model)
     if not overrides(model, "train_step") or predicts:
         require_optimizer(model)
-    build_model(model, sample_batch, predicts=predicts)
+    with making_variables(model):
+        build_model(model, sample_batch, predicts=predicts)
     if not model.trainable_variables and not overrides(model, "train_step"):
         warnings.warn("The model does not have any trainable weights.", stacklevel=2)  # as Keras' train_step does
     effects = None if predicts else trace_own_step(model, sample_batch)
     local = describe_local_optimizers(model, effects)
     if local is None:
         require_optimizer(model)
-        build_optimizer_variables(model)
+        with making_variables(model):
+            build_optimizer_variables(model)
         local = describe_every_step(model) if always else None
     return local, effects
 
@@ -244,6 +253,7 @@ def _describe(model: Any, sample_batch: Any, local: Described | None = None) -> 
         },
         layout=layout_of(model).to_json(),
         untrained=[*describe_untrained(model), *describe_optimizer_state(model, local)],
+        mesh=describe_mesh(model),
         input=describe_batch(sample_batch),
         versions={
             "python": ".".join(platform.python_version_tuple()[:2]),

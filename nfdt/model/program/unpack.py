@@ -14,6 +14,7 @@ from nfdt.core.arrays.safetensors_io import give_back
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.model.backends.contract import current
 from nfdt.model.backends.embedding import zero_rows
+from nfdt.model.backends.variables import assign_values
 from nfdt.model.keras_internals.models import (
     flatten_layers,
     has_no_rows,
@@ -88,6 +89,7 @@ def unpack_with_variables(
             with zero_rows():
                 build_model(model, blank_batch(program.input), predicts=program.predicts)
     _set_trainable(model, program)
+    current().settle(model)
     if program.local_optimizers is not None:
         build_local_optimizers(model, program.local_optimizers)
     if ATTRIBUTES in program.given:
@@ -143,13 +145,13 @@ def load_from(
         set_path(variable, slot.name)  # Keras builds a model from its configuration under other paths
         if index not in tables:
             value = next(values)
-            variable.assign(value)
+            assign_values([variable], [value])
             give_back(value)
     for index, variable in enumerate(untrained):
         if index < len(of_model):
             set_path(variable, manifest.untrained[index]["path"])
         if index in state.untrained:
-            variable.assign(state.untrained[index])
+            assign_values([variable], [state.untrained[index]])
     for layer in flatten_layers(model):
         if isinstance(layer, keras.layers.Normalization):
             layer.finalize_state()  # the layer computes with a copy of its variables

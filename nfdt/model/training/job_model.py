@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from nfdt.core.arrays.layout import Array, RowSelection
-from nfdt.core.errors import PolicyRefused, ProtocolError
+from nfdt.core.errors import PolicyRefused, ProtocolError, UsageError
 from nfdt.core.order import order_crc
-from nfdt.core.specs.job import JobSpec
+from nfdt.core.specs.job import MAX_WORKERS, JobSpec
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.tasks import Task
+from nfdt.model.backends.contract import current
 from nfdt.model.program import unpack
 from nfdt.model.program.code import load_objects
 from nfdt.model.program.local_optimizers import optimizer_state, stepping_parts
@@ -29,7 +31,10 @@ from nfdt.model.training.epoch_callbacks import SCHEDULE, EpochCallbacks, EpochE
 from nfdt.model.training.graph_source import GraphSource, RowTaker
 from nfdt.model.training.metrics import ModelMetrics
 from nfdt.model.training.sources import changeable, open_source
+from nfdt.model.training.steps import why_undivided
 from nfdt.model.training.untrained_state import UntrainedState
+
+logger = logging.getLogger(__name__)
 
 
 class JobModel:
@@ -75,7 +80,7 @@ class JobModel:
         tables: Sequence[int] = (),
         read_ranges: unpack.ReadRanges | None = None,
     ) -> None:
-        self.manifest, self._owner, self._read = manifest, owner, read
+        self.manifest, self._owner, self._read, self._number = manifest, owner, read, number
         self.model, self._outside = model, list[Any]()
         if model is None:
             self.model, self._outside = unpack.unpack_with_variables(
@@ -96,6 +101,35 @@ class JobModel:
         """Switch to another job with the same program and data."""
         self.spec = spec
         self._order = lru_cache(maxsize=2)(spec.sample_order)
+
+    def copies(self, devices: Sequence[str], tables: Sequence[int]) -> list[Any]:
+        """Return the model once more on each device but the first, with seeds of its own, where steps need that.
+
+        ``tables``: variables, by index, that are exchanged by rows.
+
+        Raises:
+            UsageError: the job asks for several devices, on which a step of this program cannot be computed.
+        """
+        backend, spec = current(), self.spec
+        if len(devices) < 2 or not backend.copies_models:
+            return []
+        if reason := why_undivided(self.model, self.manifest, tables, self._outside):
+            if isinstance(asked := spec.cluster.devices_per_worker, int):
+                raise UsageError(
+                    f"devices_per_worker={asked}: expected 1 for this model on {backend.name}. Received: a model of "
+                    f"which {reason}. Leave the option out, or train it with Keras on JAX."
+                )
+            logger.warning("%s computes on %s alone: %s.", self._owner(), devices[0], reason)
+            return []
+        found = []
+        for number, device in enumerate(devices[1:], start=1):
+            with backend.on(device):
+                model = unpack.unpack(self.manifest, self._read, allow_code=spec.code)
+            # Folds another number into the seeds than any worker has.
+            other = self._number + MAX_WORKERS * number
+            UntrainedState(model, self.manifest.untrained_rules, worker=other, others=self._sources)
+            found.append(model)
+        return found
 
     # ---- untrained state
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
-import numpy as np
 
 from nfdt.core.arrays.layout import Array, ParameterLayout
 from nfdt.core.errors import CaptureError
@@ -26,7 +25,12 @@ EvaluationStep = Callable[[Any, Any], dict[str, Any]]
 
 
 def gradient_step(
-    model: Any, layout: ParameterLayout, *, loss_scale: Mapping[str, Any] | None = None, tables: Sequence[int] = ()
+    model: Any,
+    layout: ParameterLayout,
+    *,
+    loss_scale: Mapping[str, Any] | None = None,
+    tables: Sequence[int] = (),
+    copies: Sequence[Any] = (),
 ) -> TrainingStep:
     """Return the training step of a compiled, built model; see ``KerasBackend.gradient_step``.
 
@@ -38,14 +42,37 @@ def gradient_step(
         raise CaptureError(
             f"Embeddings that are exchanged by rows: expected workers on TensorFlow. Received: one on {backend.name}."
         )
-    return backend.gradient_step(model, layout, loss_scale, tables)
+    return backend.gradient_step(model, layout, loss_scale, tables, copies)
 
 
-def make_step(model: Any, manifest: Manifest, tables: Sequence[int] = ()) -> TrainingStep:
-    """Return the training step of a worker, for a program's model: one of gradients, or one that runs as it is."""
+def make_step(model: Any, manifest: Manifest, tables: Sequence[int] = (), copies: Sequence[Any] = ()) -> TrainingStep:
+    """Return the training step of a worker, for a program's model: one of gradients, or one that runs as it is.
+
+    ``copies``: the model on other devices, see ``KerasBackend.gradient_step``.
+    """
     if manifest.steps_on_workers:
         return current().local_step(model, manifest.layout, JobProgress(stepping_parts(model, manifest)))
-    return gradient_step(model, manifest.layout, loss_scale=manifest.loss_scale, tables=tables)
+    return gradient_step(model, manifest.layout, loss_scale=manifest.loss_scale, tables=tables, copies=copies)
+
+
+def why_undivided(model: Any, manifest: Manifest, tables: Sequence[int], outside: Sequence[Any]) -> str | None:
+    """Return why copies of a program's model on other devices cannot compute parts of its steps; None if they can.
+
+    Args:
+        model: The model.
+        manifest: Its program.
+        tables: Variables, by index, that are exchanged by rows.
+        outside: What the program has besides the model's variables: others, and attributes of eager code.
+    """
+    if manifest.steps_on_workers:
+        return "its optimizers step on the workers, so that a step has no gradient"
+    if tables:
+        return "gradients of embeddings are exchanged by rows, unless sparse=False"
+    if manifest.loss_scale is not None:
+        return "the scale of its loss follows each gradient"
+    if outside:
+        return "it runs eagerly, or has variables besides the model's"
+    return None if _add_up(model) else "its metrics are not sums over samples"
 
 
 def batched_step(step: TrainingStep) -> BatchedStep | None:
@@ -66,7 +93,10 @@ def _add_up(model: Any) -> bool:
     return (
         len(variables) == len(model.metrics_variables)
         and not any(map(merges_itself, metrics))
-        and all(v.aggregation == "sum" and np.dtype(v.value.dtype).kind in "fiu" for v in variables)
+        and all(
+            v.aggregation == "sum" and (keras.backend.is_float_dtype(v.dtype) or keras.backend.is_int_dtype(v.dtype))
+            for v in variables
+        )
     )
 
 
@@ -116,6 +146,7 @@ class BuiltProgram:
         step: Its training step, with its traces.
         evaluate: Its evaluation step, with its traces.
         predict: Its prediction step, with its traces.
+        devices: Devices on which it was made.
     """
 
     manifest: Manifest
@@ -123,9 +154,12 @@ class BuiltProgram:
     step: TrainingStep
     evaluate: EvaluationStep
     predict: PredictStep
+    devices: tuple[str, ...]
 
-    def serves(self, manifest: Manifest) -> bool:
-        """Whether a job of this manifest can use the model: the programs differ in state and sample batch at most."""
+    def serves(self, manifest: Manifest, devices: tuple[str, ...]) -> bool:
+        """Whether a job on these devices can use the model: the programs differ in state and sample batch at most."""
+        if self.devices != devices:
+            return False
         # A model that was built without targets has no variables of metrics, and serves ``predict`` only (decision 51).
         return self.manifest.is_same_program(manifest) and (manifest.predicts or not self.manifest.predicts)
 

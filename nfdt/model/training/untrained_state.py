@@ -101,7 +101,7 @@ class UntrainedState:
             )
         for variable, array, rule in zip(self.variables, arrays, self._rules, strict=True):
             if array is not None and not (rule == "seed" and self._worker > 0):
-                variable.assign(array)
+                assign_values([variable], [array])
         self._given |= _digests(arrays)
 
 
