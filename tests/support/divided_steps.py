@@ -114,6 +114,7 @@ def sharded(backend: Any, devices: tuple[str, ...]) -> dict[str, Any]:
         found["bytes"] = {variable.path.rpartition("/wide/")[2]: bytes_of(variable) for variable in model.weights[:2]}
         found["step"] = difference(outcomes(steps.gradient_step(model, manifest.layout), manifest.layout), expected)
         local = unpack(manifest, read, allow_code=False)
+        local.optimizer.build(local.trainable_variables)
         step = backend.local_step(local, manifest.layout, JobProgress([local.optimizer]))
         step.load(weights)
         step.train(step.prepare(data), None)
