@@ -108,7 +108,7 @@ PYTHON = (NFDT[0],)
 
 
 @pytest.mark.feature("`keras.distribution` of a script on JAX", area="Launchers and environments")
-@pytest.mark.parametrize(("kind", "devices"), [("data", "all its"), ("model", "4")])
+@pytest.mark.parametrize(("kind", "devices"), [pytest.param("data", "all its", marks=pytest.mark.long), ("model", "4")])
 def test_a_worker_of_four_devices_equals_one_device_on_jax(run_script, kind, devices):
     done = run_script(ON_JAX.replace("CALL", f"equal('{kind}')"), command=PYTHON, **FOUR)
     found = answer(done)
@@ -124,6 +124,7 @@ def test_workers_with_other_numbers_of_devices_than_asked_for_are_refused(run_sc
     assert "Received: 4 (cpu:0, cpu:1, cpu:2, cpu:3)" in found["data"]
 
 
+@pytest.mark.long
 @pytest.mark.feature("Workers of one job with different numbers of devices", area="Launchers and environments")
 def test_a_worker_of_four_devices_trains_beside_one_of_one(run_script):
     assert answer(run_script(MIXED, command=PYTHON))["mixed"] < FLOAT
