@@ -13,7 +13,6 @@ import pytest
 from tests.support import loss_cases
 from tests.support.scripts import environment
 
-
 DEADLINE_S = 500  # of one backend, on a busy machine
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(3 * DEADLINE_S)]
 BACKENDS = [name for name in ("tensorflow", "jax", "torch") if importlib.util.find_spec(name)]

@@ -11,7 +11,6 @@ import pytest
 
 from tests.support.scripts import environment
 
-
 DEADLINE_S = 500  # of one backend, on a busy machine
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(3 * DEADLINE_S)]
 JOBS = ["ddc-asgd", "overlap, as on a GPU", "dbs", "bsp", "sums", "failing", "stream", "groups"]
