@@ -54,7 +54,10 @@ def test_refused_pushes_are_named_and_counted_when_their_epoch_ends(start, clust
     client = start(shards=1)
     cluster.add("worker", on_task=on_task)
     events = client.finish(client.submit(client.spec(epochs=3, cluster={"workers": 1, "epoch_overlap": False})))
-    warnings = [data["text"] for data in of(events, "log") if data["level"] == "warning"]
-    assert [text.partition(" were refused")[0] for text in warnings] == ["2 pushes of worker-0", "3 pushes of worker-0"]
+    logs = of(events, "log")
+    counts = [data["text"] for data in logs if data["text"].startswith("Refused")]
+    assert counts == [f"Refused gradients in this epoch: {count} of worker-0." for count in (2, 3)]
+    (warning,) = [data["text"] for data in logs if data["level"] == "warning"]
+    assert warning.startswith("The training diverges: Gradients of worker-0 were refused")
     result = of(events, "result")[0]
     assert (result["workers"]["worker-0"]["dropped"], result["workers"]["worker-0"]["duplicates"]) == (5, 1)
