@@ -157,6 +157,10 @@ class Coordinator(EpochSequence):
         """Begin the next epoch only when ``count`` workers are ready."""
         self._members.expect(count)
 
+    def slow_links(self, load: ShardLoad) -> dict[str, float] | None:
+        """Return the data of ``slow_links`` if the workers of a planning job mostly wait for their links, or None."""
+        return self._decisions.slow_links(self._members.ready_names(), load)
+
     def plan_groups(
         self, load: ShardLoad, remaining_s: float, machines: Mapping[str, str] | None = None
     ) -> PlanChoice | None:

@@ -364,8 +364,18 @@ class Decisions:
             "after several steps, and codec='adaptive' sends fewer bytes: docs/slow_links.md."
         )
         yield "log", {"worker": None, "level": "warning", "text": text}
-        if self._spec.algorithm.plan == "topology":
-            yield "slow_links", {"exchange_s": exchange_s, "step_s": step_s}
+
+    def slow_links(self, workers: Sequence[str], load: ShardLoad) -> dict[str, float] | None:
+        """Return the seconds of an exchange and of a whole step, if this job plans and its workers wait for links.
+
+        ``load``: That of the busiest shard; what workers wait for a shard is not the link's.
+        """
+        if self._spec.algorithm.plan != "topology" or not self.speeds.are_measured(workers):
+            return None
+        shard_s, steps = load.busy_s + load.wait_s, self.speeds.step_times(workers)
+        of_links = {worker: (line, max(0.0, seconds - shard_s)) for worker, (line, seconds) in steps.items()}
+        slow = slow_exchange(self._spec, of_links)
+        return None if slow is None else {"exchange_s": slow[0], "step_s": slow[1]}
 
     def renew(self, spec: JobSpec, sizes: LocalSizes | None) -> None:
         """Continue between two epochs with other workers and another preset."""

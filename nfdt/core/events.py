@@ -25,7 +25,7 @@ EventKind = Literal[
     "progress",  # {"epoch": int, "steps": int (finished in this epoch), "samples": int, "logs": {name: float}}
     "speed",  # {"workers": {name: {"samples_per_s", "step_s", "step_exchange_s": float, "batch_size": int}}}
     "plan",  # {"row": {"topology", "batch", "overlap"}, "samples_per_s": float, "reason": str}: chosen by speed
-    "slow_links",  # {"exchange_s", "step_s": float}: once, of a job that plans and whose workers mostly exchange
+    "slow_links",  # {"exchange_s", "step_s": float}: at an epoch's end, if the workers of a planning job wait for links
     "codec",  # {"worker": str, "push": str, "reply": str, "at_push": int, "predicted_ms", "before_ms", ...: float}
     "epoch_end",  # {"epoch", "logs": {...}, "val_logs": {...}|None, "seconds": float, "steps": int, "samples": int}: in
     # the logs a metric whose result is an array has nested lists of numbers

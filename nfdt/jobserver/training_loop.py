@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from nfdt.coordinator.coordinator import Coordinator
+from nfdt.coordinator.online_planner import ShardLoad
 from nfdt.core.errors import JobCancelled, JobFailed
 from nfdt.core.specs.callbacks import CallbacksSpec
 from nfdt.core.work import instructions as ins
@@ -134,6 +135,9 @@ class TrainingLoop(EffectHandler):
         """Append an event to the log of the job."""
         if kind == "epoch_end":
             self._results.count_epoch()
+            load = ShardLoad.of(self._core.shard_statistics)
+            if slow := self._mailbox.read(lambda: self._coordinator.slow_links(load)):
+                self._core.job_log.record("slow_links", slow)
         self._core.job_log.record(kind, data)
         if kind == "epoch_begin":
             self._results.epoch_begins()

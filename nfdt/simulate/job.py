@@ -217,6 +217,8 @@ class SimulatedJob:
 
     def emit(self, kind: str, data: Mapping[str, Any]) -> None:
         """Append an event and add it to the record."""
+        if kind == "epoch_end" and (slow := self.coordinator.slow_links(self._network.load)):
+            self.emit("slow_links", slow)
         now = self.agenda.now()
         self.record.observe(now, kind, data)
         self._events.append(Event(len(self._events) + 1, now, kind, dict(data)))  # type: ignore[arg-type]

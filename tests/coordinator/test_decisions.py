@@ -359,8 +359,9 @@ def test_a_job_that_mostly_exchanges_is_told_once_what_helps(preset, exchange_s,
     texts = [data["text"] for kind, data in events if kind == "log"]
     assert len(texts) == warns
     assert all("0.6 of the 1 s" in text and "local-ddc" in text for text in texts)
-    slow = [data for kind, data in events if kind == "slow_links"]
-    assert slow == ([{"exchange_s": pytest.approx(0.6), "step_s": pytest.approx(1.0)}] if preset == "auto" else [])
+    expected = {"exchange_s": pytest.approx(0.6), "step_s": pytest.approx(1.0)}
+    assert parts.slow_links(NAMES, ShardLoad(0.0, 0.0)) == (expected if preset == "auto" else None)
+    assert parts.slow_links(NAMES, ShardLoad(0.1, 0.2)) is None, "they wait for a shard, not for links"
 
 
 def test_short_exchanges_are_no_slow_links():
