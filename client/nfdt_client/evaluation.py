@@ -133,7 +133,7 @@ def _distributable(session: JobSession, method: str, model: Any, arguments: dict
         _check_worth(session, model, arguments)
     try:
         read = training_data.read(*given, batch_size=arguments["batch_size"], shuffle=False)
-    except UsageError as error:
+    except (UsageError, ValueError) as error:
         raise RunsHere(f"Keras refuses its data: {error}") from error
     assert isinstance(read, Arrays)
     data = _limited(read, arguments["steps"], int(model.steps_per_execution or 1))
