@@ -136,7 +136,7 @@ ENTRIES = {"nfdt": "main", "hfdt": "hfdt_main"}
 def scripts(tmp_path_factory):
     folder = tmp_path_factory.mktemp("commands")
     write_fashion_mnist(folder / "keras")
-    server = ScriptForkServer(folder, environment(KERAS_HOME=str(folder / "keras")))
+    server = ScriptForkServer(folder, KERAS_HOME=str(folder / "keras"))
     yield server
     server.stop()
 

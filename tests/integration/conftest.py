@@ -15,24 +15,27 @@ from tests.support.scripts import DEADLINE_S, environment
 
 @pytest.fixture(scope="session")
 def script_fork_server(tmp_path_factory):
-    server = ScriptForkServer(tmp_path_factory.mktemp("scripts"), environment())
+    server = ScriptForkServer(tmp_path_factory.mktemp("scripts"))
     yield server
     server.stop()
 
 
 @pytest.fixture
 def run_script(tmp_path, script_fork_server):
-    """Write a script and run it to its end, as a user would; ``command``: a launcher other than Python."""
+    """Write a script and run it to its end, as a user would; ``command``: a launcher other than Python.
+
+    A local cluster of the script uses the warm server. ``NFDT_WARM="false"``: it starts processes of its own.
+    """
 
     def run(source: str, *arguments: str, command: Sequence[str] = (), **env: str) -> Finished:
         script = tmp_path / "script.py"
         script.write_text(textwrap.dedent(source))
         if not command:
-            return script_fork_server.run(script, *arguments, environment=environment(**env), timeout_s=DEADLINE_S)
+            return script_fork_server.run(script, *arguments, **env)
         done = subprocess.run(
             [*command, str(script), *arguments],
             cwd=tmp_path,
-            env=environment(**env),
+            env=environment(**{"NFDT_WARM": "true", **env}),
             capture_output=True,
             text=True,
             timeout=DEADLINE_S,

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.support.scripts import DEADLINE_S, answer, environment
+from tests.support.scripts import DEADLINE_S, answer
 
 pytestmark = pytest.mark.processes
 
@@ -186,7 +186,7 @@ with nfdt.session(workers=1, batch_hooks="approximate"):
 print(json.dumps(out))
 """
     )
-    done = script_fork_server.run(script, environment=environment(), timeout_s=DEADLINE_S)
+    done = script_fork_server.run(script)
     return {**answer(done), "terminal": done.stderr}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.scripts import DEADLINE_S, answer, environment
+from tests.support.scripts import answer
 
 pytestmark = pytest.mark.processes
 
@@ -85,7 +85,7 @@ print(json.dumps(got))
 def got(script_fork_server, tmp_path_factory):
     script = tmp_path_factory.mktemp("datasets") / "script.py"
     script.write_text(IDS + CASES)
-    return answer(script_fork_server.run(script, environment=environment(), timeout_s=DEADLINE_S))
+    return answer(script_fork_server.run(script))
 
 
 ALL = [499.5]

@@ -8,7 +8,7 @@ import signal
 import psutil
 import pytest
 
-from tests.support.scripts import DEADLINE_S, DIGITS, answer, environment
+from tests.support.scripts import DEADLINE_S, DIGITS, answer
 
 
 def test_a_decorated_script_trains_and_gets_everything_back(run_script):
@@ -127,7 +127,7 @@ def shared(tmp_path_factory, script_fork_server):
     """Results of several fits of one session, since a cluster's start costs more than they do."""
     script = tmp_path_factory.mktemp("shared") / "script.py"
     script.write_text(DIGITS + SHARED)
-    return answer(script_fork_server.run(script, environment=environment(), timeout_s=DEADLINE_S))
+    return answer(script_fork_server.run(script))
 
 
 @pytest.mark.feature("Custom `train_step`", area="Models")

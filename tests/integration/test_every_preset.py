@@ -7,7 +7,7 @@ import json
 import pytest
 
 from nfdt.core.specs.presets import PRESETS
-from tests.support.scripts import environment, start_server, stop
+from tests.support.scripts import start_server, stop
 
 EPOCHS, BATCH, ROWS = 10, 16, 1408
 BATCHES_PER_UPDATE = {"bsp": 4, "allreduce": 4, "n-softsync": 4, "group-sync": 2}
@@ -53,7 +53,7 @@ def found(tmp_path_factory, script_fork_server):
     script = directory / "script.py"
     script.write_text(SCRIPT)
     try:
-        done = script_fork_server.run(script, environment=environment(**cluster.env()), timeout_s=DEADLINE_S)
+        done = script_fork_server.run(script, **cluster.env())
     finally:
         stop(cluster.process)
     assert done.returncode == 0, done.stderr

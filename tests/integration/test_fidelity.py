@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.scripts import DEADLINE_S, DIGITS, answer, environment
+from tests.support.scripts import DIGITS, answer
 
 PREAMBLE = (
     DIGITS
@@ -136,7 +136,7 @@ print()
 print(json.dumps(out))
 """
     )
-    return answer(script_fork_server.run(script, environment=environment(), timeout_s=DEADLINE_S))
+    return answer(script_fork_server.run(script))
 
 
 @pytest.mark.feature("Optimizer state comes back into the script", area="Optimizers")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.scripts import DEADLINE_S, DIGITS, answer, environment
+from tests.support.scripts import DIGITS, answer
 
 pytestmark = pytest.mark.processes
 
@@ -82,7 +82,7 @@ print(json.dumps({
 def test_history_holds_what_it_holds_in_keras(algorithm, tmp_path, script_fork_server):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    found = answer(script_fork_server.run(script, algorithm, environment=environment(), timeout_s=DEADLINE_S))
+    found = answer(script_fork_server.run(script, algorithm))
     plain, ours = found["keys"]
     assert ours == plain
     assert {"val_f1", "twice", "val_r2_score"} <= set(ours[0])

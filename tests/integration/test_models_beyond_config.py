@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.models_beyond_config import MODELS
-from tests.support.scripts import DEADLINE_S, answer, environment
+from tests.support.scripts import answer
 
 pytestmark = pytest.mark.processes
 
@@ -56,6 +56,6 @@ FEW = [
 def test_the_cluster_computes_what_keras_computes(descriptions, tmp_path, script_fork_server):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(root=str(ROOT), descriptions=descriptions))
-    differences = answer(script_fork_server.run(script, environment=environment(), timeout_s=DEADLINE_S))
+    differences = answer(script_fork_server.run(script))
     assert differences.keys() == set(descriptions)
     assert {name: value for name, value in differences.items() if value > 1e-5} == {}

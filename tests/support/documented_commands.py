@@ -165,13 +165,11 @@ class Reader:
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "client")]),
             "HOME": str(self.folder),  # the default folder of a server's state is there
             "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")),  # compiled loops
-            "XDG_RUNTIME_DIR": str(self.folder / "run"),
             "BROWSER": "true",
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             "OMPI_MCA_rmaps_base_oversubscribe": "1",
         }
-        (self.folder / "run").mkdir(mode=0o700)
 
     def follow(self, command: str) -> None:
         """Run a command; one that serves goes on in the background.
@@ -205,7 +203,7 @@ class Reader:
         """Run a Python program, behind lines that make a model and data."""
         path = self.folder / "program.py"
         path.write_text(PRELUDE + text)
-        done = self.scripts.run(path, environment=self._environment(), timeout_s=DEADLINE_S)
+        done = self.scripts.run(path, **self._variables())
         assert done.returncode == 0, f"{text}\n{done.stdout[-1000:]}{done.stderr[-3000:]}"
 
     def _with_values(self, command: str) -> str:
@@ -218,14 +216,14 @@ class Reader:
             line = re.sub(r"\bID\b", self._job_for(line), line)
         return line
 
-    def _environment(self, command: str = "") -> dict[str, str]:
-        return environment(**self.variables, **({} if OWN_SERVER.search(command) else self.server))
+    def _variables(self, command: str = "") -> dict[str, str]:
+        return {**self.variables, **({} if OWN_SERVER.search(command) else self.server)}
 
     def _run(self, line: str, command: str) -> str:
         done = subprocess.run(
             ["bash", "-c", line],
             cwd=self.folder,
-            env=self._environment(command),
+            env=environment(**self._variables(command)),
             capture_output=True,
             text=True,
             timeout=DEADLINE_S,
@@ -235,7 +233,7 @@ class Reader:
 
     def _train(self, words: list[str], command: str) -> None:
         program = self.folder / "nfdt_command.py"
-        done = self.scripts.run(program, *words[1:], environment=self._environment(command), timeout_s=DEADLINE_S)
+        done = self.scripts.run(program, *words[1:], **self._variables(command))
         assert done.returncode == 0, f"{command}\n{done.stdout[-1000:]}{done.stderr[-3000:]}"
 
     def _serve(self, words: list[str], command: str) -> None:
@@ -248,7 +246,7 @@ class Reader:
             slots = words.index("--slots") + 1
             words[slots] = str(2 * int(words[slots]))
         process = subprocess.Popen(
-            words, cwd=self.folder, env=self._environment(), stdout=subprocess.PIPE, stderr=log, text=True
+            words, cwd=self.folder, env=environment(**self._variables()), stdout=subprocess.PIPE, stderr=log, text=True
         )
         self.running.append(process)
         if words[1] == "server":
@@ -280,7 +278,7 @@ class Reader:
         watched = subprocess.Popen(
             ["nfdt", "jobs", "logs", self.job, "-f"],
             cwd=self.folder,
-            env=self._environment(),
+            env=environment(**self._variables()),
             stdout=subprocess.PIPE,
             text=True,
         )

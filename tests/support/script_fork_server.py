@@ -1,12 +1,14 @@
-"""Users' scripts in forks of a process that has imported Keras, like slots."""
+"""Users' scripts in forks of a process that has imported Keras, like slots, with a warm server for their clusters."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from nfdt.launch.fork_client import ForkServerClient
+from tests.support.scripts import DEADLINE_S, NFDT, environment
 
 PROGRAM = """
 import os, runpy, socket, sys
@@ -34,19 +36,30 @@ class Finished:
 
 
 class ScriptForkServer:
-    """Run scripts in forked processes, in which Keras is imported already."""
+    """Run scripts in forked processes, in which Keras is imported already.
 
-    def __init__(self, directory: Path, environment: dict[str, str]) -> None:
-        log = directory / "script-fork-server.log"
-        self._fork_server = ForkServerClient.start(environment, log, command=[sys.executable, "-c", PROGRAM])
+    A cluster of a script is one of a warm server, if that has the script's backend. It also ends with :meth:`stop`.
+    """
 
-    def run(self, script: Path, *arguments: str, environment: dict[str, str], timeout_s: float) -> Finished:
-        """Run ``python script arguments`` in the script's directory."""
+    def __init__(self, directory: Path, **variables: str) -> None:
+        env, log = environment(**variables), directory / "script-fork-server.log"
+        self._variables = variables
+        self._fork_server = ForkServerClient.start(env, log, command=[sys.executable, "-c", PROGRAM])
+        subprocess.run([*NFDT, "start"], env=env, check=True, timeout=DEADLINE_S)
+
+    def run(self, script: Path, *arguments: str, timeout_s: float = DEADLINE_S, **variables: str) -> Finished:
+        """Run ``python script arguments`` in the script's directory.
+
+        Args:
+            script: The script.
+            *arguments: Its arguments.
+            timeout_s: Time limit in seconds.
+            **variables: Environment variables. ``NFDT_WARM="false"``: its clusters have processes of their own.
+        """
         output, errors = script.with_suffix(".stdout"), script.with_suffix(".stderr")
+        env = environment(**{"NFDT_WARM": "true", **self._variables, **variables})
         with output.open("w") as log:
-            process = self._fork_server.fork(
-                [str(errors), str(script), *arguments], "script", environment, log.fileno()
-            )
+            process = self._fork_server.fork([str(errors), str(script), *arguments], "script", env, log.fileno())
         with process.stdin:
             try:
                 code = process.wait(timeout_s)
@@ -55,5 +68,6 @@ class ScriptForkServer:
         return Finished(code, output.read_text(), errors.read_text())
 
     def stop(self) -> None:
-        """End the fork server and the scripts that still run."""
+        """End the fork server with the scripts that still run, and the warm server."""
         self._fork_server.stop()
+        subprocess.run([*NFDT, "stop"], env=environment(**self._variables), check=True, timeout=DEADLINE_S)

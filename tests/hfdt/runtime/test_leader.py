@@ -56,7 +56,7 @@ class FakeRing:
 class FakeConnection:
     """Connection whose server releases the job while the leader waits for that."""
 
-    host = "127.0.0.1"
+    host, insecure = "127.0.0.1", False
 
     def __init__(self, *assignments):
         self._assignments, self._replies = list(assignments), [EVALUATE, LEAVE]
