@@ -30,9 +30,10 @@ def pytest_configure(config):
     """Restore the handler of Ctrl-C, which a shell's background processes and their children ignore.
 
     Servers that the tests start describe themselves in a folder of this process: commands without ``--server`` find
-    neither those of other test processes nor the user's.
+    neither those of other test processes nor the user's. The runs of the tests are kept there, too.
     """
     os.environ["XDG_RUNTIME_DIR"] = config.stash[RUNTIME_DIR] = tempfile.mkdtemp(prefix="nfdt-tests-")
+    os.environ["XDG_STATE_HOME"] = os.path.join(config.stash[RUNTIME_DIR], "state")
     config.addinivalue_line("markers", "long: takes minutes and rarely breaks; run by ./scripts/test --all -m long")
     config.addinivalue_line("markers", "feature(*names, area, status, note): what it proves; see scripts/features")
     config.addinivalue_line("markers", "processes: needs other programs, or minutes; run by ./scripts/test --all")

@@ -54,6 +54,7 @@ NOT_RUN = {
     "needs root and namespaces; tests/machines": ["scripts/machines ..."],
     "needs other hosts": ["hfdt run -np 4 -H a:2,b:2 ..."],
     "serves until it is interrupted": ["tensorboard ..."],
+    "names runs of the reader; tests/cli/test_runs.py": ["nfdt runs show 3f9c", "nfdt runs compare ..."],
     "is not complete": ["nfdt server --ui 127.0.0.1:7778 ..."],
 }
 # Commands that take longer, or are like others of their page: ./scripts/test --all -m long.

@@ -28,6 +28,7 @@ class FitRecord(dict[str, Any]):
         reason: As given; "" for a fit on the cluster.
         redone_samples: As given.
         data: Place where the training data were read, and the reason: ``{"where": ..., "reason": ...}``.
+        epochs: For each epoch ``epoch`` (from 0), ``seconds`` on the cluster, and ``samples``.
     """
 
     def __init__(
@@ -37,11 +38,15 @@ class FitRecord(dict[str, Any]):
         self.redone_samples = redone_samples
         self.where, self.reason = where, reason
         self.data: dict[str, str] = {}
+        self.epochs: list[dict[str, Any]] = []
 
     def followed_by(self, later: FitRecord) -> FitRecord:
         """Return the record of a fit that two jobs have trained, one after the other, with the counts of both."""
         workers = {name: _added(self.get(name, {}), later.get(name, {})) for name in {**self, **later}}
-        return FitRecord(workers, self.redone_samples + later.redone_samples, where=later.where, reason=later.reason)
+        redone = self.redone_samples + later.redone_samples
+        record = FitRecord(workers, redone, where=later.where, reason=later.reason)
+        record.epochs = [*self.epochs, *later.epochs]
+        return record
 
     def __missing__(self, name: str) -> Any:
         if name in ("where", "reason"):

@@ -41,6 +41,7 @@ class JobSession:
         options: As given.
         names: Names of the next fits' jobs.
         fits: ``history.nfdt`` of every fit so far.
+        job_ids: Jobs so far.
         logged: Lines in the log that would repeat from fit to fit.
     """
 
@@ -50,6 +51,7 @@ class JobSession:
         self.options, self._given = options, server
         self.names = names or job_names(options.job)
         self.fits: list[dict[str, Any]] = []
+        self.job_ids: list[str] = []
         self.logged: set[str] = set()
         self._id = uuid.uuid4().hex
         self._link: JobsClient | None = None
@@ -144,6 +146,7 @@ class JobSession:
         note_start("script", "has packed the model")
         reply, name = self.send(submission), submission.name
         note_start("script", "has submitted the job")
+        self.job_ids.append(reply.job_id)
         server = self._describe()
         link = self.connection().open_page(reply.job_id) if server.page else ""
         warm = self._embedded is not None and self._embedded.is_warm

@@ -16,6 +16,7 @@ from nfdt.core.errors import UsageError
 logger = logging.getLogger(__name__)
 
 ARGUMENT = "argument"
+DEFAULT = "default"
 PREFIX = "NFDT_"
 # Used by NFDT's commands and scripts; no options of a session.
 OTHERS = ("RENDEZVOUS_DIR", "START_LOG", "TLS_CERT", "TLS_KEY", "VENV")

@@ -125,6 +125,7 @@ class Mirror:
         self._began = False
         self._result: dict[str, Any] = {}
         self._redone_samples = 0
+        self._measured: list[dict[str, Any]] = []  # epochs, for the record
         self._logs: Logs | None = None
         self._late: list[str] = []  # values that a hook between batches has changed
 
@@ -369,6 +370,8 @@ class Mirror:
             self._replay_test_hooks(validation)
         logs = epoch_logs({"logs": data.get("logs"), "val_logs": validation})
         self._logs, self._closed = as_returned(logs, self._fit.log_groups), self._epoch
+        measured = {name: data.get(name, 0) for name in ("seconds", "samples")}
+        self._measured.append({"epoch": self._epoch, **measured})
         self._callbacks.on_epoch_end(self._epoch, self._logs)
         if self._fit.board is not None and not self._control.muted:
             workers = self._result.get("workers") or self._job.worker_statistics()
@@ -413,6 +416,7 @@ class Mirror:
             finalize(self._model)
             self._callbacks.on_train_end(self._logs)
         record = FitRecord(self._result.get("workers") or {}, self._redone_samples)
+        record.epochs = self._measured
         _warn_of_dropped(record)
         return record
 

@@ -38,6 +38,7 @@ class FitOptions(TypedDict, total=False):
     fallback: Literal["error", "local"]
     forecast: str
     job: str
+    keep_runs: int
     priority: int
     tensorboard: str
     ui: bool

@@ -42,6 +42,7 @@ from nfdt_client import ring
 from nfdt_client.connection_options import CONNECTION, ConnectionOptions, connection_fields, switch
 from nfdt_client.layers import (
     ARGUMENT,
+    DEFAULT,
     Setting,
     flatten,
     from_environment,
@@ -60,8 +61,8 @@ CHOICES = {
     "fallback": ("error", "local"),
 }
 SWITCHES = ("ui", "warm")
-MOST_PRIORITY = 100
-OF_SESSION = (*CONNECTION, *TIMEOUTS, *CHOICES, *SWITCHES, "forecast", "job", "priority", "tensorboard")
+RANGES = {"keep_runs": (0, 10_000), "priority": (-100, 100)}
+OF_SESSION = (*CONNECTION, *TIMEOUTS, *CHOICES, *SWITCHES, "forecast", "job", "keep_runs", "priority", "tensorboard")
 EMULATION = tuple(f"emulate.{name}" for name in Emulation.model_fields)
 NAMES: tuple[str, ...] = ("algorithm", *OF_SESSION, *(name for name in OVERRIDES if name != "emulate"), *EMULATION)
 _TUPLES = ("emulate.slowdown", "emulate.step_ms", "emulate.bandwidth_mbit", "emulate.latency_ms", "emulate.devices")
@@ -78,6 +79,7 @@ class Options(ConnectionOptions):
         fallback: What to do with a fit that cannot be distributed: error, or local.
         forecast: Speed that ``nfdt plan`` has predicted; the job's log and page compare it with the measured one.
         job: Name of the job of the first fit at the server; later fits are numbered. None: the jobs have no names.
+        keep_runs: Number of runs that are kept for ``nfdt runs``, the oldest go first; 0: this one is not kept.
         priority: Among the waiting jobs of one owner, those of a higher priority start first: -100 to 100.
         tensorboard: Folder in which each fit writes its metrics for TensorBoard; None: none are written.
         ui: Whether the server that a script without ``server`` starts serves a page for browsers.
@@ -97,6 +99,7 @@ class Options(ConnectionOptions):
     fallback: str = "error"
     forecast: SpeedForecast | None = None
     job: str | None = None
+    keep_runs: int = 200
     priority: int = 0
     tensorboard: Path | None = None
     ui: bool = False
@@ -127,11 +130,12 @@ def _seconds(name: str, value: Any) -> float:
     return seconds
 
 
-def _priority(name: str, value: Any) -> int:
+def _whole(name: str, value: Any) -> int:
+    least, most = RANGES[name]
     with contextlib.suppress(TypeError, ValueError):
-        if abs(priority := int(value)) <= MOST_PRIORITY:
-            return priority
-    raise UsageError(f"{name}: expected a whole number from -100 to {MOST_PRIORITY}. Received: {value!r}.")
+        if least <= (number := int(value)) <= most:
+            return number
+    raise UsageError(f"{name}: expected a whole number from {least} to {most}. Received: {value!r}.")
 
 
 def _choice(name: str, value: Any) -> str:
@@ -145,7 +149,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(TIMEOUTS, _seconds),
     **dict.fromkeys(CHOICES, _choice),
     **dict.fromkeys(SWITCHES, switch),
-    "priority": _priority,
+    **dict.fromkeys(RANGES, _whole),
     "tensorboard": lambda name, value: Path(value),
 }
 
@@ -386,4 +390,4 @@ def _explained(
     if "token" in given:
         resolved["token"] = "(hidden)"
     origins = {name: setting.origin for name, setting in given.items()}
-    return {name: Setting(resolved.get(name), origins.get(name, "default")) for name in NAMES}
+    return {name: Setting(resolved.get(name), origins.get(name, DEFAULT)) for name in NAMES}

@@ -13,6 +13,7 @@ from nfdt_client import patch
 from nfdt_client.job_session import JobSession
 from nfdt_client.local_fit import IN_A_FIT, Fallback, LocalFits, may_train_here
 from nfdt_client.patch import bind
+from nfdt_client.run_history import kept_run
 from nfdt_client.tracebacks import hide_frames
 
 logger = logging.getLogger(__name__)
@@ -76,7 +77,8 @@ class Session(JobSession):
     ) -> Any:
         """Carry out a method of ``model`` on the cluster as ``original`` would here."""
         if method == "fit":
-            return self.fit(original, model, args, kwargs)
+            with kept_run(self, model):
+                return self.fit(original, model, args, kwargs)
         if self._refusal is not None:
             return original(model, *args, **kwargs)
         from nfdt_client.evaluation import run_call  # imports Keras

@@ -106,6 +106,7 @@ SUMMARIES = {
     "parity": "Train SCRIPT plain and distributed with the same seeds, and compare the results of its last model.fit.",
     "plan": "Predict how much faster than plain Keras each algorithm would train SCRIPT, and say which to take.",
     "run": "Run SCRIPT, or with -m a module, unmodified; every model.fit in it trains on workers.",
+    "runs": "List, show and compare the fits of this user on this machine, also those that have ended.",
     "server": "Serve jobs until interrupted; prints `listening on HOST:PORT` once it answers.",
     "simulate": "Run SCRIPT unmodified, once per algorithm, on a cluster that is only described.",
     "start": "Keep a warm server on this machine: scripts that start a server of their own begin to train sooner.",
@@ -126,7 +127,7 @@ HFDT_SUMMARIES = {
 """First sentence of the help of each command of ``hfdt``."""
 HEADINGS = {
     "Train": ("run", "mpi", "submit"),
-    "Watch": ("top", "jobs", "trace", "ui"),
+    "Watch": ("top", "jobs", "runs", "trace", "ui"),
     "Predict and compare": ("plan", "simulate", "parity"),
     "Serve": ("start", "stop", "server", "worker", "workers", "health", "certs", "kubernetes"),
     "Check": ("doctor", "config", "chaos"),

@@ -1,13 +1,15 @@
-"""Progress bars of a job's epochs on a terminal, in Keras' style, and plots of its metrics and speeds."""
+"""Progress bars of a job's epochs on a terminal, in Keras' style, and pictures of jobs and runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TextIO
 
 from nfdt_client.handle import JobStatus, describe_log, epoch_logs, format_event
+from nfdt_client.run_history import Run
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -85,21 +87,11 @@ def plot_job(status: JobStatus, events: Sequence[Event], path: Path) -> None:
         UsageError: the suffix of the file is unknown, or the job has ended no epoch.
         NotInstalled: matplotlib is missing.
     """
-    if path.suffix not in SUFFIXES:
-        raise UsageError(f"--output: expected a name that ends in {', '.join(SUFFIXES)}. Received: {path}.")
-    if find_spec("matplotlib") is None:
-        raise NotInstalled(f"nfdt jobs plot needs matplotlib. Install it: {install('plots')}")
     epochs = {event.data["epoch"] + 1: epoch_logs(event.data) for event in events if event.kind == "epoch_end"}
     if not epochs:
         raise UsageError(f"Job {status.job_id}: expected an epoch that has ended. Received: none so far.")
-    # Not pyplot: it would choose a backend with windows, and keep figures for the rest of the process.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    names = [name for name in next(reversed(epochs.values())) if not name.startswith("val_")]
-    figure = Figure(figsize=(4.5 * (len(names) + 1), 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(1, len(names) + 1, squeeze=False)[0]
+    names = _metrics(next(reversed(epochs.values())))
+    figure, axes = _new_figure(path, len(names) + 1)
     for each, name in zip(axes, names, strict=False):
         for label in (name, f"val_{name}"):
             points = [(epoch, logs[label]) for epoch, logs in epochs.items() if isinstance(logs.get(label), float)]
@@ -111,6 +103,64 @@ def plot_job(status: JobStatus, events: Sequence[Event], path: Path) -> None:
     name, workers = status.given_name or status.job_id, count_of(status.workers, "worker")
     figure.suptitle(f"{name}: {status.algorithm}, {workers}, {status.state}")
     figure.savefig(path, dpi=120)
+
+
+def plot_runs(runs: Sequence[Run], path: Path) -> None:
+    """Plot the metrics of several runs into a file: each by epoch, and the first one by time.
+
+    Validation metrics are dashed.
+
+    Args:
+        runs: The runs.
+        path: The file.
+
+    Raises:
+        UsageError: the suffix of the file is unknown, or no epoch of a run has ended.
+        NotInstalled: matplotlib is missing.
+    """
+    names = list({name: None for run in runs if run.epochs for name in _metrics(run.epochs[-1]["logs"])})
+    if not names:
+        raise UsageError("--output: expected a run with an epoch that has ended. Received: none.")
+    figure, axes = _new_figure(path, len(names) + 1)
+    for number, run in enumerate(runs):
+        for each, name in zip(axes, names, strict=False):
+            _draw_metric(each, run, name, [epoch["epoch"] + 1 for epoch in run.epochs], f"C{number}")
+        if all(epoch.get("seconds") for epoch in run.epochs):
+            _draw_metric(axes[-1], run, names[0], list(accumulate(e["seconds"] for e in run.epochs)), f"C{number}")
+    for each, name in zip(axes, [*names, names[0]], strict=True):
+        each.set(xlabel="epoch" if each is not axes[-1] else "seconds", ylabel=name)
+    axes[0].legend(fontsize="small")
+    figure.savefig(path, dpi=120)
+
+
+def _draw_metric(axes: Any, run: Run, name: str, at: Sequence[float], color: str) -> None:
+    """Draw a metric of a run's epochs over ``at``, and its validation as a dashed line."""
+    for metric, style in ((name, "-"), (f"val_{name}", "--")):
+        values = [epoch["logs"].get(metric) for epoch in run.epochs]
+        points = [(x, value) for x, value in zip(at, values, strict=True) if isinstance(value, float)]
+        if points:
+            label = f"{run.id}: {run.algorithm}" if metric == name else None
+            axes.plot(*zip(*points, strict=True), style, color=color, marker="o", markersize=3, label=label)
+
+
+def _metrics(logs: Mapping[str, Any]) -> list[str]:
+    """Return the names of the training metrics."""
+    return [name for name in logs if not name.startswith("val_")]
+
+
+def _new_figure(path: Path, columns: int) -> tuple[Any, Any]:
+    """Return a figure for a file, and its axes, which stand beside each other."""
+    if path.suffix not in SUFFIXES:
+        raise UsageError(f"--output: expected a name that ends in {', '.join(SUFFIXES)}. Received: {path}.")
+    if find_spec("matplotlib") is None:
+        raise NotInstalled(f"Pictures need matplotlib. Install it: {install('plots')}")
+    # Not pyplot: it would choose a backend with windows, and keep figures for the rest of the process.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.5 * columns, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(1, columns, squeeze=False)[0]
 
 
 def _speeds(axes: Any, events: Sequence[Event]) -> None:

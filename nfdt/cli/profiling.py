@@ -265,7 +265,7 @@ class FitProbe(Session):
     warns_if_idle = False
 
     def __init__(self, options: Options, *, profiled: bool) -> None:
-        super().__init__(replace(options, data="client", evaluate="false", fallback="error"))
+        super().__init__(replace(options, data="client", evaluate="false", fallback="error", keep_runs=0))
         self._profiled = profiled
 
     def _open(self, undo: ExitStack) -> None:

@@ -65,7 +65,8 @@ class SimulatedSession(Session):
                 "batch_hooks: expected 'auto' or 'approximate' in the simulator, whose epochs do not stand still. "
                 "Received: 'exact'."
             )
-        super().__init__(replace(options, batch_hooks="approximate", data="client", evaluate="false", fallback="error"))
+        given = replace(options, data="client", evaluate="false", fallback="error", keep_runs=0)
+        super().__init__(replace(given, batch_hooks="approximate"))
         self.jobs: list[SimulatedJob] = []
         self._described = cluster
 

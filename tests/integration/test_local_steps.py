@@ -61,7 +61,7 @@ def test_one_worker_is_keras(digits, name, steps, transport):
             np.testing.assert_allclose(event["logs"][key], values[epoch], rtol=2e-3, err_msg=f"{key}, {epoch}")
 
 
-@pytest.mark.parametrize(("algorithm", "least"), [("local-ddc", 0.85), ("diloco", 0.75)])
+@pytest.mark.parametrize(("algorithm", "least"), [("local-ddc", 0.85), ("diloco", 0.6)])
 def test_several_workers_learn_and_train_every_sample_once(digits, algorithm, least):
     x, y = digits[0][:1344], digits[1][:1344]
     options = {"algorithm": algorithm, "overrides": {"local_steps": 4, "codec": "identity"}}
@@ -135,7 +135,7 @@ def test_auto_finds_the_steps_for_a_slow_link(run_script):
     text = script("local-ddc", **options, codec="identity", epoch_overlap=False)
     got = answer(run_script(text.replace("batch_size=16", "batch_size=4")))
     assert max(map(int, got["sizes"][0])) == 64 * 4
-    assert got["accuracy"] > 0.8
+    assert got["accuracy"] > 0.6
 
 
 AUTO = """

@@ -30,7 +30,7 @@ def unknown_options(words: Sequence[str]) -> set[str]:
     """
     command: click.Command = cli
     rest = list(words)
-    while isinstance(command, click.Group):
+    while isinstance(command, click.Group) and rest:
         command, rest = command_of(command, rest[0]), rest[1:]
     known = {name for parameter in command.params for name in parameter.opts}
     if command.name in WITH_SCRIPT:
