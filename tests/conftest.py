@@ -45,6 +45,23 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "browser: needs Chromium and its driver")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailuresAtOnce(config))
+
+
+class FailuresAtOnce:
+    """Plugin that prints each failure when it happens: a run that is ended from outside has no summary."""
+
+    def __init__(self, config):
+        self._config = config
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report):
+        """Print the name of a test that has failed, and its error."""
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            terminal = self._config.get_terminal_writer()
+            terminal.line(f"\nFAILED in {report.when}: {report.nodeid}\n{crash or report.longreprtext[-1000:]}")
 
 
 def pytest_unconfigure(config):

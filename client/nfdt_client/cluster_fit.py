@@ -63,8 +63,9 @@ def run_fit(session: JobSession, model: Any, arguments: dict[str, Any], fallback
     batch = captured.train.first()
     check_batch(model, batch)
     name = next(session.names)
-    steps = captured.steps(options)
-    listeners = callbacks.callback_list(model, captured.arguments, epochs=captured.epochs, steps=steps)
+    listeners = callbacks.callback_list(
+        model, captured.arguments, epochs=captured.epochs, steps=captured.steps(options)
+    )
     model.stop_training = False
     captured.hash_arrays()
     # The first hooks come before the model is packed, so that what they change in it is a part of the program.
@@ -74,71 +75,99 @@ def run_fit(session: JobSession, model: Any, arguments: dict[str, Any], fallback
         return _finish_without_epochs(captured, listeners)
     begin_epoch(model, listeners, initial_epoch)
     fallback.mark_begun(listeners, captured.local_steps)
-    each = callbacks.each(listeners)
-    size = int(model.steps_per_execution or 1)
-    pauses = batch_hooks.plan_pauses(hooks, options.algorithm, each, size, session.logged)
+    fit = ClusterFit(session, captured, batch, listeners, hooks, name)
+    # One board for both tries: the second one goes on with the files of the first.
+    with _board(session) as board:
+        record = _with_readable_data(captured, options.data, partial(fit.train, initial_epoch, board))
+    record.data = {"where": captured.choice.where, "reason": captured.choice.reason}
+    model.history.nfdt = record
+    session.fits.append(record)
+    return model.history
 
-    def train(board: Board | None) -> FitRecord:
-        record, following = train_from(initial_epoch, board, options)
+
+class ClusterFit:
+    """A captured fit, whose callbacks have begun, and its jobs: one, or with local steps over slow links a second one.
+
+    Args:
+        session: Submits the jobs.
+        captured: The fit.
+        batch: First batch of the data.
+        listeners: Keras' CallbackList.
+        hooks: Timing of the callbacks' batch hooks.
+        name: Name of the job; "" for none.
+    """
+
+    def __init__(
+        self, session: JobSession, captured: Capture, batch: Any, listeners: Any, hooks: str, name: str
+    ) -> None:
+        self._session, self._captured, self._batch = session, captured, batch
+        self._listeners, self._hooks, self._name = listeners, hooks, name
+        self._model, self._options = captured.model, session.options
+        self._each = callbacks.each(listeners)
+        self._size = int(captured.model.steps_per_execution or 1)
+        self._pauses = batch_hooks.plan_pauses(hooks, self._options.algorithm, self._each, self._size, session.logged)
+
+    def train(self, first: int, board: Board | None) -> FitRecord:
+        """Train from an epoch on, and write the epochs to ``board``; the model then holds the result."""
+        record, following = self._train_from(first, board, self._options)
         if following is None:
             return record
-        begin_epoch(model, listeners, following)
-        local = replace(options, algorithm=options.algorithm.with_local_steps() or options.algorithm)
+        begin_epoch(self._model, self._listeners, following)
+        algorithm = self._options.algorithm
+        local = replace(self._options, algorithm=algorithm.with_local_steps() or algorithm)
         try:
-            more, _ = train_from(following, board, local, before=record)
+            more, _ = self._train_from(following, board, local, before=record)
         except (UsageError, CaptureError) as error:  # before anything is sent
             if trained_before(error):
                 raise
             logger.warning("The workers go on to exchange after every step: %s", error)
-            more, _ = train_from(following, board, options, before=record)
+            more, _ = self._train_from(following, board, self._options, before=record)
         return record.followed_by(more)
 
-    def train_from(
-        first: int, board: Board | None, options: Options, before: FitRecord | None = None
+    def _train_from(
+        self, first: int, board: Board | None, options: Options, before: FitRecord | None = None
     ) -> tuple[FitRecord, int | None]:
-        """Train from an epoch on; return the record of the job and the epoch with which another one goes on."""
+        """Train a job from an epoch on; return its record and the epoch with which another one goes on."""
+        session, captured = self._session, self._captured
         captured.renew()
-        submission, packed = prepare(session, captured, batch, first, options, interactive=True)
-        tables.check_fit(packed.manifest, listeners, validates_here=captured.local_validation is not None)
-        job = session.start(replace(submission, name=name), packed.manifest)
+        submission, packed = prepare(session, captured, self._batch, first, options, interactive=True)
+        tables.check_fit(packed.manifest, self._listeners, validates_here=captured.local_validation is not None)
+        job = session.start(replace(submission, name=self._name), packed.manifest)
+        may_change = before is None and not self._name and self._pauses is None and _may_change(submission.spec)
         # They hold the values that the variables have now, and so would keep them beside the trained ones.
         submission, packed = replace(submission, blobs={}), replace(packed, state_parts=())
-        validate, rates_are_state = _local_validation(captured, listeners), packed.manifest.steps_on_workers
-        fit = Fit(
-            model,
-            listeners,
-            ModelState.of(model, packed.manifest, _outside(captured, packed)),
-            first,
-            captured.epochs,
-            steps_per_execution=size,
-            steps_per_epoch=captured.steps_per_epoch,
-            contents=callbacks.contents_for(listeners, rates_are_state=rates_are_state)
-            or ("weights" if validate is not None else None),
-            batch_contents=callbacks.contents_for(listeners, rates_are_state=rates_are_state, between_batches=True),
-            watches_batches=hooks != "exact" and batch_hooks.any_watches_batches(each),
-            pauses=pauses,
-            validate=validate,
-            validation_steps=captured.validation.batches if captured.validation is not None else 0,
-            board=board,
-            may_change=before is None and not name and pauses is None and _may_change(submission.spec),
-            log_groups=packed.log_groups,
-        )
         data = captured.train
         feed = partial(session.make_feeder, job, data.epoch, data.rewind) if isinstance(data, Stream) else None
-        mirror = Mirror(fit, job, feed)
+        mirror = Mirror(self._mirrored(first, packed, board, may_change=may_change), job, feed)
         try:
             return mirror.run(), mirror.following
         except Exception as error:
             _keep_failure(session, job, error)
             raise
 
-    # One board for both tries: the second one goes on with the files of the first.
-    with _board(session) as board:
-        record = _with_readable_data(captured, options.data, partial(train, board))
-    record.data = {"where": captured.choice.where, "reason": captured.choice.reason}
-    model.history.nfdt = record
-    session.fits.append(record)
-    return model.history
+    def _mirrored(self, first: int, packed: PackedProgram, board: Board | None, *, may_change: bool) -> Fit:
+        """Return what the mirror of a job needs to know."""
+        captured, listeners, hooks = self._captured, self._listeners, self._hooks
+        validate, rates_are_state = _local_validation(captured, listeners), packed.manifest.steps_on_workers
+        contents = partial(callbacks.contents_for, listeners, rates_are_state=rates_are_state)
+        return Fit(
+            self._model,
+            listeners,
+            ModelState.of(self._model, packed.manifest, _outside(captured, packed)),
+            first,
+            captured.epochs,
+            steps_per_execution=self._size,
+            steps_per_epoch=captured.steps_per_epoch,
+            contents=contents() or ("weights" if validate is not None else None),
+            batch_contents=contents(between_batches=True),
+            watches_batches=hooks != "exact" and batch_hooks.any_watches_batches(self._each),
+            pauses=self._pauses,
+            validate=validate,
+            validation_steps=captured.validation.batches if captured.validation is not None else 0,
+            board=board,
+            may_change=may_change,
+            log_groups=packed.log_groups,
+        )
 
 
 def submit_fit(session: JobSession, model: Any, arguments: dict[str, Any]) -> JobHandle:
