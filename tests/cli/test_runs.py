@@ -148,15 +148,18 @@ def test_a_picture_needs_a_name_that_matplotlib_knows_and_epochs(nfdt, folder, t
     keep(RUN, folder, 5)
     keep(replace(OTHER, epochs=[]), folder, 5)
     done = nfdt("compare", "aaaa", "bbbb", "-o", str(tmp_path / "both.doc"))
-    assert done.exit_code == 2 and "ends in .png, .svg, .pdf" in done.output
+    assert done.exit_code == 2
+    assert "ends in .png, .svg, .pdf" in done.output
     done = nfdt("compare", "bbbb", "bbbb", "-o", str(tmp_path / "both.png"))
-    assert done.exit_code == 2 and "an epoch that has ended" in done.output
+    assert done.exit_code == 2
+    assert "an epoch that has ended" in done.output
 
 
 def test_one_run_is_not_compared(nfdt, folder):
     keep(RUN, folder, 5)
     done = nfdt("compare", "aaaa")
-    assert done.exit_code == 2 and "two runs or more. Received: one" in done.output
+    assert done.exit_code == 2
+    assert "two runs or more. Received: one" in done.output
 
 
 def test_runs_are_exported_with_a_line_for_each_epoch(nfdt, folder, tmp_path):

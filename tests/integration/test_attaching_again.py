@@ -184,6 +184,7 @@ def test_what_callbacks_change_reaches_the_workers_of_a_restarted_server(restart
     assert done["history"]["loss"] == pytest.approx([11.0 * (epoch + 1) for epoch in range(EPOCHS)])
 
 
+@pytest.mark.long
 @pytest.mark.timeout(2 * DEADLINE_S)
 def test_what_callbacks_change_reaches_the_workers_when_the_script_was_killed(restarts, start_script):
     cluster = restarts("--allow-code")

@@ -320,7 +320,7 @@ def shared_server(tmp_path_factory):
     stop(cluster.process)
 
 
-@pytest.mark.parametrize("launcher", ["auto", "mpirun"])
+@pytest.mark.parametrize("launcher", ["auto", pytest.param("mpirun", marks=pytest.mark.long)])
 def test_a_shared_server_starts_a_ring_for_the_job_and_ends_it_with_the_job(run_script, shared_server, launcher):
     done = run_script(
         DIGITS

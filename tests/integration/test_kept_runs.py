@@ -48,9 +48,12 @@ def test_each_distributed_fit_is_kept_with_its_end(tmp_path, run_script, monkeyp
     assert first.options == {"workers": 2, "overlap": 2, "token": "(hidden)", "warm": "true"}
     assert [epoch["samples"] for epoch in first.epochs] == [1797] * 3
     assert {"accuracy", "loss", "val_accuracy", "val_loss"} == set(first.metrics)
-    assert first.samples_per_s > 0 and first.mean_staleness > 0 and first.worker_s > 0
+    assert first.samples_per_s > 0
+    assert first.mean_staleness > 0
+    assert first.worker_s > 0
     assert set(first.per_worker) == {"worker-0", "worker-1"}
-    assert len(first.jobs) == 1 and first.jobs != second.jobs
+    assert len(first.jobs) == 1
+    assert first.jobs != second.jobs
     assert first.versions["keras"]
     assert second.ending == "failed: RuntimeError: no more"
     assert len(second.epochs) == 1

@@ -44,8 +44,7 @@ def dense(optimizer):
 
 
 @pytest.mark.feature("One worker with local steps equals plain `fit`", area="Algorithms")
-@pytest.mark.parametrize("transport", ["in_process", "shared_memory"])
-@pytest.mark.parametrize("steps", [1, 7])
+@pytest.mark.parametrize(("steps", "transport"), [(1, "in_process"), (7, "shared_memory")])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_one_worker_is_keras(digits, name, steps, transport):
     x, y = digits[0][:500], digits[1][:500]

@@ -43,7 +43,11 @@ def stopped_in_an_epoch(cluster, job: str) -> EpochProgress | None:
 @pytest.mark.feature("The server is killed and started again", area="Failures")
 @pytest.mark.timeout(2 * DEADLINE_S)
 @pytest.mark.parametrize(
-    "algorithm", [(), ("--algorithm", "local-ddc", "--set", "local_steps=4")], ids=["default", "local"]
+    "algorithm",
+    [
+        pytest.param((), id="default"),
+        pytest.param(("--algorithm", "local-ddc", "--set", "local_steps=4"), id="local", marks=pytest.mark.long),
+    ],
 )
 def test_a_detached_job_goes_on_in_the_middle_of_its_epoch(tmp_path, algorithm):
     first = start_server(tmp_path)

@@ -31,6 +31,7 @@ model = keras.Sequential([keras.Input((4,)), table, keras.layers.Flatten(), kera
 model.compile(keras.optimizers.Adagrad(0.1), keras.losses.BinaryCrossentropy(from_logits=True))
 model.fit(x, y, batch_size=32, epochs=3, shuffle=True, verbose=0)
 """
+LOCAL = ("local-ddc", "diloco")
 OPTIONS = ("--workers", "2", "--shards", "2", "--set", "emulate.step_ms=30", "--set", "snapshot_s=0.3")
 
 
@@ -81,7 +82,13 @@ def weights(cluster, events) -> np.ndarray:
 
 @pytest.mark.feature("A shard is killed", area="Failures")
 @pytest.mark.timeout(3 * DEADLINE_S)
-@pytest.mark.parametrize("source", [PLAIN + FIT, TABLES], ids=["dense", "tables that shards make"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(PLAIN + FIT, id="dense", marks=pytest.mark.long),
+        pytest.param(TABLES, id="tables that shards make"),
+    ],
+)
 def test_bsp_reaches_the_same_bits_as_without_the_losses(cluster, tmp_path, source):
     with submit(cluster, tmp_path, "bsp", source=source) as job:
         expected = weights(cluster, follow(cluster, job))
@@ -93,7 +100,7 @@ def test_bsp_reaches_the_same_bits_as_without_the_losses(cluster, tmp_path, sour
 
 
 @pytest.mark.timeout(2 * DEADLINE_S)
-@pytest.mark.parametrize("preset", [DEFAULT_PRESET, "local-ddc", "diloco"])
+@pytest.mark.parametrize("preset", [DEFAULT_PRESET, *(pytest.param(p, marks=pytest.mark.long) for p in LOCAL)])
 def test_an_asynchronous_or_local_job_trains_again_what_the_snapshot_lacks(cluster, tmp_path, preset):
     with submit(cluster, tmp_path, preset) as job:
         events = follow(cluster, job, [(0, 30)])
