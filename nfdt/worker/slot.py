@@ -14,17 +14,16 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from nfdt.core.errors import NfdtError, NotInstalled, ServerUnreachable
 from nfdt.core.host.child_process import die_with_parent
-from nfdt.core.host.keras_backend import TENSORFLOW, VARIABLE, current_backend
+from nfdt.core.host.keras_backend import TENSORFLOW, VARIABLE
 from nfdt.core.host.logs import log_to_stderr
 from nfdt.core.host.machine import give_back_memory
 from nfdt.core.host.packages import install
-from nfdt.core.host.startup import not_importing, note_start, quick_imports, without_allocator_threads
+from nfdt.core.host.startup import note_start, quick_imports, without_allocator_threads, worker_imports
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire import workers_pb2_grpc
 from nfdt.core.wire.channel import LOOPBACK, open_channel
@@ -42,7 +41,6 @@ logger = logging.getLogger(__name__)
 IDLE_BYTES = 2**30  # memory that a slot may keep between two jobs
 RANK_END_S = 5.0  # time for a dismissed rank to finish with the others
 LEAVE_S = 5.0  # time for the server to receive the last messages
-_NOT_IN_SLOTS = frozenset({"jax", "sklearn"})  # for converters of TensorFlow Lite, and wrappers of scikit-learn
 BLAME_S = 10.0  # time for the server to dismiss a rank that has failed
 
 
@@ -243,12 +241,10 @@ def load(role: str = "", *, serves_scripts: bool = False) -> None:
 
     Args:
         role: ``"worker"`` or ``"shard"``; "" for both.
-        serves_scripts: Whether a script runs in this process too, and needs all of Keras: then also what Keras and
-            TensorFlow import for themselves and slots do not use, which takes a third of the time.
+        serves_scripts: Whether a script runs in this process too, and needs all of Keras: then also what workers do
+            not use.
     """
-    unused = _NOT_IN_SLOTS - {current_backend().name}
-    optional = nullcontext() if serves_scripts else not_importing(*sorted(unused))
-    with quick_imports(), without_allocator_threads(), optional:
+    with quick_imports() if serves_scripts else worker_imports(), without_allocator_threads():
         import keras
 
         if keras.backend.backend() == TENSORFLOW:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from nfdt.core.host.keras_backend import current_backend
+
 _ARROW_OPTIONS = "JE_ARROW_MALLOC_CONF"  # read by the jemalloc of pyarrow when it is loaded; the last value counts
 
 
@@ -44,6 +46,17 @@ def not_importing(*names: str) -> Iterator[None]:
     finally:
         for name in absent:
             sys.modules.pop(name, None)
+
+
+@contextmanager
+def worker_imports() -> Iterator[None]:
+    """Import in the block as in :func:`quick_imports`, without packages that workers do not use.
+
+    TensorFlow imports JAX for converters of TensorFlow Lite, and Keras scikit-learn, with pandas, for its wrappers: a
+    third of the time in which they are imported. Code of a job may import them later.
+    """
+    with quick_imports(), not_importing(*sorted({"jax", "sklearn"} - {current_backend().name})):
+        yield
 
 
 @contextmanager
