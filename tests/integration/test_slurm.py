@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 NFDT = Path(sys.executable).with_name("nfdt")
 PATH = f"{NFDT.parent}:{os.environ['PATH']}"
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
+LOST_S = 8.0  # after which a silent machine is lost
+SLACK_S = 22.0  # for an epoch of fewer workers on a busy machine
 
 TRAIN = (
     DIGITS
@@ -127,3 +131,44 @@ def test_a_job_that_is_stopped_continues_from_its_backup(slurm, tmp_path, cause)
     assert second >= 47 + 20, "the steps of the epoch that was cut short are in the backup"
     assert (tmp_path / "epochs").read_text().split() == ["0", "1", "1", "2"]
     assert trained(text)["epochs"] == [1, 2]
+
+
+LOST = (
+    DIGITS
+    + """
+import pathlib, time
+class Note(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        with open(sys.argv[1], "a") as file:
+            print(time.time(), file=file)
+history = build().fit(x[:1500], y[:1500], batch_size=32, epochs=8, verbose=0, callbacks=[Note()])
+print(json.dumps(dict(samples=sum(w["samples"] for w in history.nfdt.values()), workers=sorted(history.nfdt))))
+"""
+)
+
+
+@pytest.mark.feature("Slurm: a node that loses its power", area="Failures")
+@pytest.mark.long
+def test_the_others_go_on_when_a_node_loses_its_power(tmp_path):
+    (script := tmp_path / "train.py").write_text(LOST)
+    ends = tmp_path / "ends"
+    with Rig(3) as rig, SlurmCluster(rig, tmp_path, lost_s=20) as slurm:
+        command = [NFDT, "submit", "--slurm", "--nodes", "3", "--ntasks-per-node", "1", "--time", "10:00"]
+        command += ["--set", "emulate.step_ms=100", script, ends]
+        job = run(slurm, tmp_path, *command).stdout.split()[-1]
+        slurm.await_state(job, "RUNNING")
+        await_lines(ends, 2)
+        rig[2].lose_power()
+        fields = slurm.await_state(job, "COMPLETED", "FAILED", "NODE_FAIL", "CANCELLED")
+        text = Path(fields["StdOut"]).read_text()
+        assert fields["JobState"] == "COMPLETED", text + slurm.logs()
+    assert trained(text)["samples"] == 8 * 1500
+    times = [float(line) for line in ends.read_text().splitlines()]
+    assert max(later - before for before, later in pairwise(times)) < LOST_S + SLACK_S
+
+
+def await_lines(path, count):
+    deadline = time.monotonic() + 300
+    while not path.exists() or len(path.read_text().splitlines()) < count:
+        assert time.monotonic() < deadline, f"{path} has no {count} lines"
+        time.sleep(0.1)

@@ -39,6 +39,7 @@ MpiDefault=none
 ReturnToService=2
 MinJobAge=3600
 KillWait={kill_wait_s}
+SlurmdTimeout={lost_s}
 """
 
 
@@ -62,12 +63,13 @@ class SlurmCluster:
         folder: Folder that all machines share.
         cpus: Processors that each node offers; more than the machine has is possible.
         kill_wait_s: Time between SIGTERM and SIGKILL at the end of a job.
+        lost_s: Time after which a silent node is down.
     """
 
-    def __init__(self, rig: Rig, folder: Path, *, cpus: int = 8, kill_wait_s: int = 30) -> None:
+    def __init__(self, rig: Rig, folder: Path, *, cpus: int = 8, kill_wait_s: int = 30, lost_s: int = 300) -> None:
         self._rig, self._folder = rig, folder
         self._daemons: list[MachineProcess] = []
-        self._kill_wait_s, self._cpus = kill_wait_s, cpus
+        self._kill_wait_s, self._cpus, self._lost_s = kill_wait_s, cpus, lost_s
 
     def __enter__(self) -> SlurmCluster:
         own = self._rig[0].tmp / "slurm"  # its contents differ in each machine
@@ -80,6 +82,7 @@ class SlurmCluster:
             logs=self._folder,
             proctrack="proctrack/linuxproc",
             kill_wait_s=self._kill_wait_s,
+            lost_s=self._lost_s,
         )
         nodes = [f"NodeName={m.name} NodeAddr={m.address} CPUs={self._cpus}\n" for m in self._rig]
         configuration.write_text(f"{text}{''.join(nodes)}PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE\n")
