@@ -13,7 +13,14 @@ import click
 from nfdt_client.embedded import EmbeddedServer
 from nfdt_client.options import resolve
 
-from nfdt.cli.options import FILE, ScriptCommand, log_to_stderr, script_argument, training_options
+from nfdt.cli.options import (
+    FILE,
+    ScriptCommand,
+    insecure_rings_option,
+    log_to_stderr,
+    script_argument,
+    training_options,
+)
 from nfdt.cli.process import end_as_killed
 from nfdt.cli.run import train_script
 from nfdt.cli.script import Script
@@ -65,9 +72,7 @@ def _listening(
 @click.option("--tls-cert", type=FILE, help="Certificate of rank 0's machine; else a one-time authority issues one.")
 @click.option("--tls-key", type=FILE, help="Its private key.")
 @click.option("--insecure", is_flag=True, help="Use plain text between machines.")
-@click.option(
-    "--insecure-allreduce", is_flag=True, help="Let ranks on several machines exchange gradients in plain text."
-)
+@insecure_rings_option
 @script_argument()
 def mpi(
     script: Script,

@@ -221,6 +221,11 @@ def training_options(default_algorithm: str) -> Callable[[_CliCommand], _CliComm
     )
 
 
+insecure_rings_option = click.option(
+    "--insecure-allreduce", is_flag=True, help="Let ranks on several machines exchange gradients in plain text."
+)
+
+
 def format_option(text: str | None = None) -> Callable[[_CliCommand], _CliCommand]:
     """Add ``--format text|json``, as the parameter ``format_``."""
     return click.option("--format", "format_", type=click.Choice(["text", "json"]), default="text", help=text)

@@ -19,7 +19,7 @@ import grpc
 from nfdt_client.connection import JobsClient
 from nfdt_client.options import resolve
 
-from nfdt.cli.options import FILE, LOG_LEVELS, log_to_stderr, server_options
+from nfdt.cli.options import FILE, LOG_LEVELS, insecure_rings_option, log_to_stderr, server_options
 from nfdt.cli.process import end_in_order, end_on_sigterm
 from nfdt.cli.table import count_of
 from nfdt.core.errors import JobFailed, ServerUnreachable, UsageError
@@ -141,9 +141,7 @@ DIRECTORY = click.Path(path_type=Path)
 @click.option("--tls-key", type=FILE, help="Its PEM private key.")
 @click.option("--client-ca", type=FILE, help="Ask clients for certificates signed by one of these.")
 @click.option("--insecure", is_flag=True, help="Allow an address other than loopback without TLS.")
-@click.option(
-    "--insecure-allreduce", is_flag=True, help="Let ranks on several machines exchange gradients in plain text."
-)
+@insecure_rings_option
 @click.option("--allow-code", is_flag=True, help="Take jobs that carry pickled code of their script.")
 @click.option("--workers", type=click.IntRange(0), default=0, show_default=True, help="Worker slots on this machine.")
 @click.option("--ui", metavar="HOST:PORT", help="Serve a page for browsers and /metrics there.")

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from nfdt.cli.options import ScriptCommand, script_argument, training_options
+from nfdt.cli.options import ScriptCommand, insecure_rings_option, script_argument, training_options
 from nfdt.cli.script import Script
 from nfdt.core.errors import JobFailed, NotInstalled, UsageError
 from nfdt.core.specs.presets import DEFAULT_PRESET
@@ -112,6 +112,7 @@ def _sbatch(job: SlurmJob) -> str:
 @click.option("--sbatch", "options", multiple=True, metavar="OPTION", help="Any other option of sbatch; repeatable.")
 @click.option("--dry-run", is_flag=True, help="Print the batch script and submit nothing.")
 @training_options(DEFAULT_PRESET)
+@insecure_rings_option
 @script_argument()
 def submit(
     script: Script,
@@ -121,6 +122,7 @@ def submit(
     algorithm: str | None,
     settings: dict[str, str],
     log_level: str,
+    insecure_allreduce: bool,
     **allocation: Any,
 ) -> None:
     """Train SCRIPT, or with -m a module, in a batch job: srun starts nfdt mpi on every node.
@@ -134,6 +136,7 @@ def submit(
     command = [*nfdt, "mpi", "--log-level", log_level]
     command += ["--algorithm", algorithm] if algorithm else []
     command += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    command += ["--insecure-allreduce"] if insecure_allreduce else []
     command += script.words
     job = SlurmJob(command, job_name or Path(script.name).stem, **allocation)
     click.echo(batch_script(job) if dry_run else _sbatch(job), nl=not dry_run)

@@ -45,7 +45,19 @@ def parsed(words):
 
 def test_the_batch_script_starts_the_ranks_with_all_arguments(script):
     options = ["--nodes", 2, "--ntasks-per-node", 4, "--time", "01:00:00", "--sbatch=--mem=8G"]
-    got = submit("--slurm", "--dry-run", *options, "--algorithm", "asgd", "--set", "overlap=1", script, "--data", "a b")
+    got = submit(
+        "--slurm",
+        "--dry-run",
+        *options,
+        "--algorithm",
+        "asgd",
+        "--set",
+        "overlap=1",
+        "--insecure-allreduce",
+        script,
+        "--data",
+        "a b",
+    )
     assert got.exit_code == 0, got.output
     check_syntax(got.output)
     lines = got.output.splitlines()
@@ -56,6 +68,7 @@ def test_the_batch_script_starts_the_ranks_with_all_arguments(script):
     command = srun[[Path(word).name for word in srun].index("nfdt") :]
     params = parsed(command)
     assert (params["algorithm"], params["settings"]) == ("asgd", {"overlap": "1"})
+    assert params["insecure_allreduce"]
     assert (params["script"].name, params["script"].args) == (str(script), ("--data", "a b"))
 
 

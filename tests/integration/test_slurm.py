@@ -149,12 +149,19 @@ print(json.dumps(dict(samples=sum(w["samples"] for w in history.nfdt.values()), 
 
 @pytest.mark.feature("Slurm: a node that loses its power", area="Failures")
 @pytest.mark.long
-def test_the_others_go_on_when_a_node_loses_its_power(tmp_path):
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param([], id="default"),
+        pytest.param(["--algorithm", "allreduce", "--insecure-allreduce", "--set", "min_workers=1"], id="elastic"),
+    ],
+)
+def test_the_others_go_on_when_a_node_loses_its_power(tmp_path, options):
     (script := tmp_path / "train.py").write_text(LOST)
     ends = tmp_path / "ends"
     with Rig(3) as rig, SlurmCluster(rig, tmp_path, lost_s=20) as slurm:
         command = [NFDT, "submit", "--slurm", "--nodes", "3", "--ntasks-per-node", "1", "--time", "10:00"]
-        command += ["--set", "emulate.step_ms=100", script, ends]
+        command += ["--set", "emulate.step_ms=100", *options, script, ends]
         job = run(slurm, tmp_path, *command).stdout.split()[-1]
         slurm.await_state(job, "RUNNING")
         await_lines(ends, 2)
