@@ -17,8 +17,8 @@ RUNTIME_DIR = pytest.StashKey[str]()
 
 # A loaded machine makes any single example slow; the limit on the whole test remains.
 settings.register_profile("nfdt", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
-# Where CI is set, the examples are the same in every run, so that a failure comes from the change under test.
-settings.register_profile("ci", settings.get_profile("nfdt"), derandomize=True)
+# Where CI is set, the examples are fewer, and the same in every run: a failure comes from the change under test.
+settings.register_profile("ci", settings.get_profile("nfdt"), derandomize=True, max_examples=25)
 # scripts/mutation tries thousands of mutants and needs only their failures, not the smallest examples.
 settings.register_profile(
     "mutation", settings.get_profile("ci"), max_examples=15, phases=(Phase.explicit, Phase.generate)

@@ -101,7 +101,7 @@ def ends_in(world: World, *states: str) -> str:
 
 
 @every_job
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 @given(events=EVENTS)
 def test_losses_requests_and_restarts_in_any_order_lose_no_row_and_apply_none_twice(name, attended, events):
     with world_of(name, attended) as world:
@@ -128,7 +128,7 @@ def test_workers_are_admitted_only_to_shards_that_have_addresses(name, attended)
 
 
 @every_job
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=settings().max_examples // 4)
 @given(events=EVENTS, later=EVENTS, stops=st.booleans())
 def test_a_job_that_is_stopped_or_cancelled_at_any_time_ends_so(name, attended, events, later, stops):
     with world_of(name, attended) as world:
@@ -160,7 +160,7 @@ def epoch_ahead() -> Iterator[World]:
         yield world
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 @given(events=EVENTS)
 def test_an_epoch_that_has_begun_ahead_loses_no_row_and_applies_none_twice(events):
     with epoch_ahead() as world:

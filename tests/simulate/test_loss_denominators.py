@@ -39,8 +39,11 @@ def trained(loss, workers, algorithm, **options):
 
 
 @pytest.mark.feature("Losses that are sums, masked, or divided by weights", area="Algorithms")
-@pytest.mark.parametrize("loss", CASES)
-@pytest.mark.parametrize("algorithm", TOGETHER)
+@pytest.mark.parametrize(
+    ("algorithm", "loss"),
+    [("bsp", loss) for loss in CASES]
+    + [(algorithm, loss) for algorithm in ("allreduce", "group-sync") for loss in ("sum", "masked and weighted")],
+)
 def test_synchronous_workers_train_as_one_process_does(algorithm, loss):
     expected, losses = trained_alone(loss, WORKERS * BATCH)
     found, logged = trained(loss, WORKERS, algorithm, **TOGETHER[algorithm])
@@ -49,8 +52,11 @@ def test_synchronous_workers_train_as_one_process_does(algorithm, loss):
     np.testing.assert_allclose(logged, losses, rtol=0.05 if loss in COUNTED else 1e-5)
 
 
-@pytest.mark.parametrize("loss", ["sum, with a regularizer", "masked and weighted", "mean by weights"])
-@pytest.mark.parametrize("algorithm", ALONE)
+@pytest.mark.parametrize(
+    ("algorithm", "loss"),
+    [(algorithm, "masked and weighted") for algorithm in ALONE]
+    + [("ddc-asgd", loss) for loss in ("sum, with a regularizer", "mean by weights")],
+)
 def test_one_worker_trains_as_keras_does(algorithm, loss):
     expected, losses = trained_alone(loss, BATCH)
     found, logged = trained(loss, 1, algorithm)

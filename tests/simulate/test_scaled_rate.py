@@ -26,8 +26,7 @@ def compiled(rate):
 
 
 @pytest.mark.parametrize("kind", WHOLE)
-@pytest.mark.parametrize("warmup", [0, 1.6])
-@pytest.mark.parametrize("scheduled", [False, True])
+@pytest.mark.parametrize(("warmup", "scheduled"), [(0, False), (1.6, True)])
 def test_a_ring_is_one_machine_at_the_scaled_rate(kind, warmup, scheduled):
     schedule = keras.optimizers.schedules.ExponentialDecay(0.002, 4, 0.7)
     ours, plain = compiled(schedule if scheduled else 0.002), compiled(0.002)

@@ -24,13 +24,14 @@ from nfdt.model.training.metrics import ModelMetrics
 from nfdt.model.training.steps import evaluation_step, gradient_step, make_step, prediction_step
 from tests.support import loss_cases
 
-SIZES = [8, 8, 8, 3]
+SIZES = (8, 8, 8, 3)
+EVEN = (8, 8, 8, 8)  # one shape to compile
 COMPILED = ("sum, with a regularizer", "masked and weighted")  # losses whose steps are compiled, to save time
 
 
-def batches():
+def batches(sizes=SIZES):
     draw = np.random.default_rng(0)
-    return [(draw.normal(size=(n, 4)).astype("f4"), draw.normal(size=(n, 1)).astype("f4")) for n in SIZES]
+    return [(draw.normal(size=(n, 4)).astype("f4"), draw.normal(size=(n, 1)).astype("f4")) for n in sizes]
 
 
 def network(policy="float32", dropout=0.3):
@@ -82,15 +83,15 @@ def plain(model, data):
     return {name: float(value) for name, value in logs.items()}
 
 
-def train_both(optimizer, **mode):
-    model = network()
+def train_both(optimizer, sizes=EVEN, **mode):
+    model, data = network(), batches(sizes)
     model.compile(optimizer, "mse", metrics=["mae"], **mode)
-    there = Worker(model, batches()[0])
+    there = Worker(model, data[0])
     begun = np.array(there.weights)
     keras.utils.set_random_seed(7)  # PyTorch's generator, from which its dropout draws
-    logs = there.train(batches())
+    logs = there.train(data)
     keras.utils.set_random_seed(7)
-    expected = plain(model, batches())
+    expected = plain(model, data)
     return {
         "weights": float(np.max(np.abs(np.asarray(there.weights) - flat(model)))),
         "logs": [logs, expected],
@@ -115,11 +116,11 @@ def local_steps(optimizer, **mode):
     made, step, is_code, weights = local_step_of(model)
     step.load(weights)
     keras.utils.set_random_seed(7)
-    for batch in batches():
+    for batch in batches(EVEN):
         made.reset_metrics()
         logs = step.train(step.prepare(batch), None)
     keras.utils.set_random_seed(7)
-    expected = plain(model, batches())
+    expected = plain(model, batches(EVEN))
     return {
         "is_code": is_code,
         "weights": float(np.max(np.abs(step.read() - flat(model)))),
@@ -156,7 +157,7 @@ def training():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
     return {
         "momentum": train_both(keras.optimizers.SGD(0.1, momentum=0.9)),
-        "adam": train_both(keras.optimizers.Adam(0.05)),
+        "adam": train_both(keras.optimizers.Adam(0.05), SIZES),
         "schedule": train_both(keras.optimizers.Adam(schedule)),
         "scaled": train_both(keras.optimizers.SGD(0.1, loss_scale_factor=64.0)),
         "eager": train_both(keras.optimizers.SGD(0.1), run_eagerly=True),
