@@ -30,22 +30,29 @@ export function lines(parent, title, x, series, options = {}) {
   const names = Object.keys(series), key = `${parent.id}/${title}`;
   if (!names.length) return remove(key);
   const data = [x, ...names.map(name => options.log ? series[name].map(v => v > 0 ? v : null) : series[name])];
-  const chart = charts[key] ??= { box: parent.appendChild(element("div", { "data-chart": title })) };
+  const chart = charts[key] ??= makeChart(parent, title);
   const kind = JSON.stringify([names, options.log, options.x]);
   Object.assign(chart, { names, marks: options.marks ?? [], shown: options.shown ?? series });
-  const width = Math.max(240, Math.floor(chart.box.clientWidth) - 4);
   if (chart.kind !== kind) {
     chart.plot?.destroy();
     chart.kind = kind;
-    chart.plot = chart.box.plot = new uPlot(plan(chart, title, width, x.length, options), data, chart.box); // of the box: for tests
+    chart.plot = chart.box.plot = new uPlot(plan(chart, title, x.length, options), data, chart.box); // of the box: for tests
     makeOperable(chart);
   } else {
-    if (chart.plot.width !== width) chart.plot.setSize({ width, height: HEIGHT });
     chart.plot.setData(data);
   }
   showLast(chart.plot);
   describe(chart, title);
 }
+
+// A box whose chart is as wide as it, also after other charts have come beside it.
+function makeChart(parent, title) {
+  const box = parent.appendChild(element("div", { "data-chart": title }));
+  new ResizeObserver(() => box.plot?.setSize({ width: widthOf(box), height: HEIGHT })).observe(box);
+  return { box };
+}
+
+const widthOf = box => Math.max(240, box.clientWidth - 4);
 
 function remove(key) {
   charts[key]?.plot.destroy();
@@ -58,13 +65,13 @@ export function keepCharts(parent, titles) {
   for (const box of parent.querySelectorAll("[data-chart]")) if (!titles.includes(box.dataset.chart)) remove(`${parent.id}/${box.dataset.chart}`);
 }
 
-function plan(chart, title, width, points, options) {
+function plan(chart, title, points, options) {
   const axis = { stroke: "#888", grid: { stroke: "#8883", width: 1 }, ticks: { show: false } };
   const texts = (_, values) => values.map(value => value === null ? "" : short(value));
   const time = options.x === undefined;
   const value = (name, index) => short(chart.shown[name].slice(options.gaps ? 0 : index, index + 1).findLast(isNumber) ?? "-");
   return {
-    title, width, height: HEIGHT,
+    title, width: widthOf(chart.box), height: HEIGHT,
     cursor: time ? { sync: { key: "time", scales: ["x", null] } } : {},
     scales: {
       x: { time },
@@ -76,7 +83,7 @@ function plan(chart, title, width, points, options) {
       ...chart.names.map((label, index) => {
         const style = options.styles?.[label] ?? styleOf(index);
         return {
-          label, width: 1.5, points: { show: points < 40 && !options.bars, size: 5 }, spanGaps: options.gaps ?? false, ...style,
+          label, width: 1.5, points: { show: points < 40 && !options.bars, size: 5, fill: style.stroke }, spanGaps: options.gaps ?? false, ...style,
           fill: options.fill ? style.stroke + FAINT : undefined,
           paths: options.steps ? uPlot.paths.stepped({ align: 1 }) : options.bars ? uPlot.paths.bars({ size: [0.8, 60] }) : undefined,
           value: (_, raw, seriesIndex, index) => index === null ? "-" : value(label, index),
@@ -133,6 +140,7 @@ function drawMarks(plot, marks) {
     last = x;
     if (x - lastText < LABEL_PX * ratio) continue;
     lastText = x;
+    pen.fillStyle = OTHERS.stroke;
     pen.fillText(text, x + 3 * ratio, bbox.top + 9 * ratio);
   }
   pen.restore();
@@ -157,7 +165,7 @@ export function smoothed(series, weight, styles = {}) {
     const style = styles[name] ?? styleOf(index), mean = `${name}, smoothed`;
     found.series[name] = values;
     found.series[mean] = smooth(values, weight);
-    found.styles[name] = { ...style, stroke: style.stroke + FAINT };
+    found.styles[name] = { ...style, stroke: style.stroke + FAINT, points: { show: false } };
     found.styles[mean] = style;
   });
   return found;

@@ -23,7 +23,7 @@ const HANDLERS = {
   epoch_begin: (data, event) => {
     view.epoch = { ...data, at: event.at, done: 0 };
     view.job.epoch = data.epoch;
-    view.marks.push({ at: event.at, colour: "#8888", text: `epoch ${data.epoch + 1}` });
+    view.marks.push({ at: event.at, colour: "#8885", text: `epoch ${data.epoch + 1}` });
   },
   progress: (data, event) => {
     view.steps.push({ at: event.at, logs: data.logs });
@@ -89,7 +89,6 @@ export async function showJob(id) {
     + `\n\n${JSON.stringify(view.job.options, null, 1)}`;
   for (const action of ["stop", "cancel"]) $(action).onclick = () => act(action);
   for (const name of ["filter", "chosen", "smoothing", "logarithmic"]) $(name).addEventListener("input", () => { view.dirty = true; });
-  addEventListener("resize", () => { view.dirty = true; });
   listen();
   setInterval(() => { if (view.dirty) { view.dirty = false; draw(view); } }, REDRAW_MS);
 }

@@ -5,7 +5,7 @@ import { $, at, element, fill, get, isNumber, logsText, short, tell } from "./fo
 
 const EVERY_MS = 2000;
 const MOST_CURVES = 50; // jobs, the latest, that have a small line
-const MOST_METRICS = 3; // of a job in the table
+const MOST_METRICS = 2; // of a job in the table
 const rows = {}; // by job
 const curves = {}; // of each job, its epochs and what they were read for
 const compared = new Set((new URLSearchParams(location.search).get("compare") ?? "").split(",").filter(Boolean));
@@ -16,7 +16,6 @@ export function showList() {
   $("title").textContent = "jobs";
   $("compare-tools").append($("scales"));
   for (const name of ["over", "smoothing", "logarithmic"]) $(name).addEventListener("input", drawComparison);
-  addEventListener("resize", drawComparison);
   const again = () => update().then(() => tell(), tell).then(() => setTimeout(again, EVERY_MS));
   again();
 }

@@ -68,8 +68,8 @@ function drawFacts(view, names) {
   const done = job.state === "succeeded" ? 1 : job.epochs ? Math.min(1, (job.epoch + within) / job.epochs) : 0;
   const from = job.started_at ?? job.submitted_at, spent = (job.ended_at ?? Date.now() / 1000) - from;
   $("done").value = done;
-  tile("progress", `epoch ${at} of ${job.epochs}, ${Math.floor(100 * done)} %`,
-    !running ? `took ${duration(spent)}` : done > 0.01 ? `about ${duration(spent * (1 - done) / done)} left` : "");
+  const time = !running ? `, took ${duration(spent)}` : done > 0.01 ? `, about ${duration(spent * (1 - done) / done)} left` : "";
+  tile("progress", `epoch ${at} of ${job.epochs}`, `${Math.floor(100 * done)} %${time}`);
   drawSpeed(view, running);
   const { loss, val_loss: validation } = job.logs;
   tile("loss", loss === undefined ? "-" : short(loss), validation === undefined ? "" : `validation ${short(validation)}`);
@@ -77,7 +77,7 @@ function drawFacts(view, names) {
   tile("workers", `${names.length ? here : "-"} / ${job.workers}`, names.length ? `${names.length - here} lost` : "now / asked for");
   const numbers = names.map(name => numbersOf(view, name)).filter(Boolean), { pushes, staleness } = view.fields;
   const applied = sum(numbers.map(found => found[pushes]));
-  tile("staleness", applied ? (sum(numbers.map(found => found[staleness])) / applied).toFixed(2) : "-", "updates that a gradient missed");
+  tile("staleness", applied ? (sum(numbers.map(found => found[staleness])) / applied).toFixed(2) : "-", "updates that gradients missed");
   $("numbers").textContent = logsText(job.logs);
   $("forecast").textContent = view.forecast ? forecastText(view.forecast) : "";
   $("stop").hidden = $("cancel").hidden = !(running && job.may_act);
