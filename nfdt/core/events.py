@@ -32,8 +32,8 @@ EventKind = Literal[
     # float|None, that of the shards' optimizer or the last that was set
     "validated",  # {"epoch": int, "val_logs": {...}}: validation by the client, after the epoch's end
     "stalled",  # {"waiting_for": [worker or rank], "since_s": float, "tensors": [str] (that ranks have not submitted)}
-    "forecast",  # {"samples_per_s", "staleness", "measured_samples_per_s", "measured_staleness": float}: at each
-    # epoch's end, over all epochs but the first, of a job with a forecast
+    "forecast",  # {"samples_per_s", "staleness", "measured_samples_per_s", "measured_staleness": float, "speed_up":
+    # float|None}: at each epoch's end, over all epochs but the first, of a job with a forecast
     "log",  # {"worker": str|None, "level": str, "text": str}
     "result",  # {"artifact": sha256, "method": "fit|evaluate|predict", "workers": {name: {...statistics...}}}: of fit,
     # the artifact is the trained state; of evaluate, the merged metrics; of predict, the names of artifacts of outputs

@@ -116,7 +116,7 @@ def picture(chromium, name: str) -> None:
 
 def test_curves_have_as_many_points_as_epochs(cluster, chromium, page, tmp_path):
     plan = tmp_path / "plan.json"
-    planned = {"algorithm": "ddc-asgd", "samples_per_s": 12345.0, "staleness": 1.5}
+    planned = {"algorithm": "ddc-asgd", "samples_per_s": 12345.0, "staleness": 1.5, "speed_up": 123.45}
     plan.write_text(json.dumps({"workers": 2, "forecasts": [planned]}))
 
     class Look(keras.callbacks.Callback):
@@ -142,7 +142,8 @@ def test_curves_have_as_many_points_as_epochs(cluster, chromium, page, tmp_path)
     assert "ddc-asgd on 2 workers" in chromium.find_element("id", "what").text
     tiles = [tile.text.split("\n") for tile in chromium.find_elements("css selector", "#tiles div")]
     assert [name for name, *_ in tiles] == ["samples/s", "progress", "loss", "workers", "mean staleness"]
-    assert re.fullmatch(r"\d+ % of the plan", tiles[0][2])
+    times = float(re.fullmatch(r"(.+) times one machine, \d+ % of the plan", tiles[0][2])[1])
+    assert times == pytest.approx(float(tiles[0][1]) / 100, abs=0.06)  # planned are 12,345 / 123.45 on one machine
     assert tiles[1][1] == "epoch 4 of 4"
     assert tiles[1][2].startswith("100 %, took ")
     assert float(tiles[2][1]) == pytest.approx(history["loss"][-1], rel=1e-3)

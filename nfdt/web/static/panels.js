@@ -88,8 +88,15 @@ function drawSpeed({ job, points, fields, trained }, running) {
   const recent = points.slice(-RECENT - 1), seconds = recent.length > 1 ? recent.at(-1).at - recent[0].at : 0;
   const done = Object.entries(recent.at(-1)?.workers ?? {}).map(([name, now]) => now[fields.samples] - (recent[0].workers[name]?.[fields.samples] ?? 0));
   const speed = running ? (seconds ? Math.max(0, sum(done)) / seconds : null) : trained.seconds ? trained.samples / trained.seconds : null;
-  const planned = job.forecast ? `${Math.round(100 * speed / job.forecast.samples_per_s)} % of the plan` : "";
-  tile("speed", speed === null ? "-" : Math.round(speed).toLocaleString(), speed === null ? "" : planned || (running ? "now" : "mean of all epochs"));
+  tile("speed", speed === null ? "-" : Math.round(speed).toLocaleString(),
+    speed === null ? "" : besidePlan(speed, job.forecast) || (running ? "now" : "mean of all epochs"));
+}
+
+// A speed beside the forecast of `nfdt plan` for the job, and beside one machine, which is plain Keras where that was measured.
+function besidePlan(speed, forecast) {
+  if (!forecast) return "";
+  const alone = forecast.speed_up ? `${(speed * forecast.speed_up / forecast.samples_per_s).toFixed(1)} times one machine, ` : "";
+  return `${alone}${Math.round(100 * speed / forecast.samples_per_s)} % of the plan`;
 }
 
 function forecastText(f) {
