@@ -78,7 +78,7 @@ def share_gpus(gpus: Sequence[str], slots: int) -> tuple[str, ...]:
 
 def process_usage() -> dict[str, float]:
     """Return the processor time of this process in seconds, and the most memory that it has had at a time."""
-    used = resource.getrusage(resource.RUSAGE_SELF)  # unlike files of /proc, it takes less than a microsecond
+    used = resource.getrusage(resource.RUSAGE_SELF)  # some microseconds: it is called for every task
     unit = 1 if sys.platform == "darwin" else 1024
     return {"cpu_s": round(used.ru_utime + used.ru_stime, 3), "peak_memory_bytes": used.ru_maxrss * unit}
 
