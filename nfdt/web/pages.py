@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
-import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +33,7 @@ from nfdt.core.jobs.store import JobStore, unknown_job
 from nfdt.core.specs.job import parse_job
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.web.job_page import describe_epochs, describe_job, describe_program, weights_file
+from nfdt.web.json_answer import JsonAnswer, dump_json
 from nfdt.web.metrics import render_metrics
 from nfdt.web.series import FIELDS, WorkerSeries
 from nfdt.web.sessions import SESSION_S, PageSessions
@@ -189,18 +188,18 @@ class Pages:
     def _list(self, request: Request) -> Response:
         holder, places = self._holder(request, "List"), self._source.runner.places()
         seen = [record for record in self._source.store.jobs() if holder.sees(record.owner)]
-        return _Json([describe_job(record, self._parse(record.spec_json), places) for record in seen])
+        return JsonAnswer([describe_job(record, self._parse(record.spec_json), places) for record in seen])
 
     def _show(self, request: Request) -> Response:
         record = self._record(request, "Show")
         may_act = self._holder(request, "Show").may_call(f"{_JOBS}Control")
         program = describe_program(record, self._source.artifacts)
         job = describe_job(record, self._parse(record.spec_json), self._source.runner.places())
-        return _Json({**job, **program, "may_act": may_act, "fields": FIELDS})
+        return JsonAnswer({**job, **program, "may_act": may_act, "fields": FIELDS})
 
     def _epochs(self, request: Request) -> Response:
         record = self._record(request, "Watch")
-        return _Json(describe_epochs(record, self._source.store.latest(record.job_id, EPOCH_KINDS, EPOCHS)))
+        return JsonAnswer(describe_epochs(record, self._source.store.latest(record.job_id, EPOCH_KINDS, EPOCHS)))
 
     async def _stream(self, request: Request) -> Response:
         record = self._record(request, "Watch")
@@ -256,7 +255,7 @@ class Pages:
         peer = f"{request.client.host}:{request.client.port}" if request.client else ""
         self._source.audit.write(name, holder, peer, record.job_id)
         self._source.runner.control(pb.ControlRequest(job_id=record.job_id, **actions[name]))
-        return _Json({})
+        return JsonAnswer({})
 
     def _metrics(self, request: Request) -> Response:
         text, kind = render_metrics(self._source.store, self._source.runner, self._holder(request, "List"))
@@ -265,33 +264,7 @@ class Pages:
 
 def _message(name: str, value: Any, cursor: int | None = None) -> str:
     number = f"id: {cursor}\n" if cursor is not None else ""
-    return f"event: {name}\n{number}data: {_dumps(value)}\n\n"
-
-
-def _dumps(value: Any) -> str:
-    """Return JSON that browsers read: numbers that are not finite are texts."""
-    try:
-        return json.dumps(value, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(value), allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    match value:
-        case dict():
-            return {key: _finite(each) for key, each in value.items()}
-        case list() | tuple():
-            return [_finite(each) for each in value]
-        case float() if not math.isfinite(value):
-            return str(value)
-    return value
-
-
-class _Json(Response):
-    media_type = "application/json"
-
-    def render(self, content: Any) -> bytes:
-        return _dumps(content).encode()
+    return f"event: {name}\n{number}data: {dump_json(value)}\n\n"
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
