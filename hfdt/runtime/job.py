@@ -22,6 +22,7 @@ from hfdt.runtime.shared_denominator import SharedDenominator
 from hfdt.runtime.step import AllreduceStep
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import ProtocolError
+from nfdt.core.host.machine import process_usage
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.emulated_steps import EmulatedSteps
@@ -279,7 +280,8 @@ class RingJob:
     def _own_totals(self) -> dict[str, Any]:
         """Return the totals of this rank, and its process."""
         totals = step_totals(self._own_samples, self.steps, self.compute_s, self.compute_s)
-        return {**totals, "host": socket.gethostname(), "pid": os.getpid(), "device": device_name()}
+        process = {"host": socket.gethostname(), "pid": os.getpid(), "device": device_name()}
+        return {**totals, **process_usage(), **process}
 
     def statistics(self, **more: int) -> dict[str, Any]:
         """Return the totals of all ranks, in the form of one worker's, with additional ones."""

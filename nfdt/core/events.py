@@ -28,11 +28,12 @@ EventKind = Literal[
     "slow_links",  # {"exchange_s", "step_s": float}: at an epoch's end, if the workers of a planning job wait for links
     "codec",  # {"worker": str, "push": str, "reply": str, "at_push": int, "predicted_ms", "before_ms", ...: float}
     "epoch_end",  # {"epoch", "logs": {...}, "val_logs": {...}|None, "seconds": float, "steps": int, "samples": int}: in
-    # the logs a metric whose result is an array has nested lists of numbers
+    # the logs a metric whose result is an array has nested lists of numbers; of a job server also "learning_rate":
+    # float|None, that of the shards' optimizer or the last that was set
     "validated",  # {"epoch": int, "val_logs": {...}}: validation by the client, after the epoch's end
     "stalled",  # {"waiting_for": [worker or rank], "since_s": float, "tensors": [str] (that ranks have not submitted)}
-    "forecast",  # {"samples_per_s", "staleness", "measured_samples_per_s", "measured_staleness": float}: at each
-    # epoch's end, over all epochs but the first, of a job with a forecast
+    "forecast",  # {"samples_per_s", "staleness", "measured_samples_per_s", "measured_staleness": float, "speed_up":
+    # float|None}: at each epoch's end, over all epochs but the first, of a job with a forecast
     "log",  # {"worker": str|None, "level": str, "text": str}
     "result",  # {"artifact": sha256, "method": "fit|evaluate|predict", "workers": {name: {...statistics...}}}: of fit,
     # the artifact is the trained state; of evaluate, the merged metrics; of predict, the names of artifacts of outputs

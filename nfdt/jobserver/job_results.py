@@ -69,6 +69,15 @@ class JobResults:
         """Record the time at which all steps of an epoch are done; validation follows."""
         self._steps_ended = self._core.server.clock.now()
 
+    def learning_rate(self) -> float | None:
+        """Return the rate of the user's optimizer on the shards, or the last that was set; None: it is not known."""
+        core = self._core
+        if core.manifest.local_optimizers is None:
+            for shard in core.shard_statistics:
+                if "learning_rate" in shard:
+                    return float(shard["learning_rate"])
+        return core.control.learning_rate
+
     def compare_forecast(self, epoch: Mapping[str, Any]) -> None:
         """Record the measured speed beside the job's forecast, if it has one."""
         forecast = self._core.spec.forecast

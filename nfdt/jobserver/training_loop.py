@@ -138,6 +138,7 @@ class TrainingLoop(EffectHandler):
             load = ShardLoad.of(self._core.shard_statistics)
             if slow := self._mailbox.read(lambda: self._coordinator.slow_links(load)):
                 self._core.job_log.record("slow_links", slow)
+            data = {**data, "learning_rate": self._results.learning_rate()}
         self._core.job_log.record(kind, data)
         if kind == "epoch_begin":
             self._results.epoch_begins()

@@ -255,7 +255,8 @@ class ShardStore(StateHolder):
     def statistics(self) -> dict[str, Any]:
         """Return counts of this shard and per worker, ready for JSON."""
         with self._changed:
-            return {"version": self.version, "size": self.size, **self._statistics.to_json()}
+            rate = self._engine.learning_rate
+            return {"version": self.version, "size": self.size, "learning_rate": rate, **self._statistics.to_json()}
 
     def hold(self, *, records: bool = False, weights_only: bool = False) -> HeldState:
         """Return the state at one moment, to be read and then released; with ``records`` a store continues from it.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 import numpy as np
 
 from nfdt.core.errors import NfdtError
+from nfdt.core.events import Event
 from nfdt.core.jobs.admission import read_manifest
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.job_record import JobRecord
@@ -41,6 +42,21 @@ def describe_job(record: JobRecord, spec: JobSpec, places: Mapping[str, QueuePla
     }
 
 
+def describe_epochs(record: JobRecord, events: Sequence[Event]) -> list[dict[str, Any]]:
+    """Return metrics of the epochs that have ended, and the seconds from the job's start to each end."""
+    began, epochs = record.started_at or record.submitted_at, dict[int, dict[str, Any]]()
+    for event in events:
+        data, validation = (
+            event.data,
+            {f"val_{name}": value for name, value in (event.data.get("val_logs") or {}).items()},
+        )
+        if event.kind == "epoch_end":
+            epochs[data["epoch"]] = {"epoch": data["epoch"] + 1, "seconds": event.at - began, "logs": data["logs"]}
+        if found := epochs.get(data["epoch"]):
+            found["logs"] = {**found["logs"], **validation}
+    return list(epochs.values())
+
+
 def describe_program(record: JobRecord, artifacts: ArtifactStore) -> dict[str, Any]:
     """Return the options of a job, and the variables of its program; none where the program is not stored any more."""
     spec = parse_job(record.spec_json)
@@ -56,6 +72,7 @@ def describe_program(record: JobRecord, artifacts: ArtifactStore) -> dict[str, A
             "fit": spec.fit.model_dump(mode="json", exclude_none=True),
         },
         "variables": variables,
+        "forecast": spec.forecast.model_dump() if spec.forecast is not None else None,
         "statistics": split_by_rank(json.loads(record.workers_json or "{}")),
     }
 

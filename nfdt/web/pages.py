@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import (
     HTMLResponse,
-    JSONResponse,
     PlainTextResponse,
     RedirectResponse,
     Response,
@@ -26,6 +24,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from nfdt.core.errors import AuthenticationFailed, NfdtError, PolicyRefused, UsageError
+from nfdt.core.events import EventKind
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.job_record import JobRecord, is_terminal
 from nfdt.core.jobs.rights import AuditLog, Holder, Holders
@@ -33,7 +32,8 @@ from nfdt.core.jobs.runner import JobRunner
 from nfdt.core.jobs.store import JobStore, unknown_job
 from nfdt.core.specs.job import parse_job
 from nfdt.core.wire import jobs_pb2 as pb
-from nfdt.web.job_page import describe_job, describe_program, weights_file
+from nfdt.web.job_page import describe_epochs, describe_job, describe_program, weights_file
+from nfdt.web.json_answer import JsonAnswer, dump_json
 from nfdt.web.metrics import render_metrics
 from nfdt.web.series import FIELDS, WorkerSeries
 from nfdt.web.sessions import SESSION_S, PageSessions
@@ -43,6 +43,8 @@ PIECE_BYTES = 2**20  # of a file that is sent
 POLL_S = 0.5  # interval at which a stream looks for new events
 CURSOR_DIGITS = 18  # cursors are integers of 64 bits
 BATCH = 1000  # events in one message of a stream
+EPOCHS = 2000  # ends of epochs, and validations after them, that are read at a time
+EPOCH_KINDS: tuple[EventKind, ...] = ("epoch_end", "validated")
 PARSED = 2000  # specifications of jobs that are kept parsed, as the list of jobs is read every few seconds
 QUIET_S = 15.0  # a stream without news sends a sign of life, so that proxies keep it open
 _BEARER = "Bearer "
@@ -121,6 +123,7 @@ class Pages:
             Route("/metrics", self._metrics),
             Route("/api/jobs", self._list),
             Route("/api/jobs/{job_id}", self._show),
+            Route("/api/jobs/{job_id}/epochs", self._epochs),
             Route("/api/jobs/{job_id}/stream", self._stream),
             Route("/api/jobs/{job_id}/weights.npz", self._weights),
             Route("/api/jobs/{job_id}/{action:str}", self._act, methods=["POST"]),
@@ -185,14 +188,18 @@ class Pages:
     def _list(self, request: Request) -> Response:
         holder, places = self._holder(request, "List"), self._source.runner.places()
         seen = [record for record in self._source.store.jobs() if holder.sees(record.owner)]
-        return JSONResponse([describe_job(record, self._parse(record.spec_json), places) for record in seen])
+        return JsonAnswer([describe_job(record, self._parse(record.spec_json), places) for record in seen])
 
     def _show(self, request: Request) -> Response:
         record = self._record(request, "Show")
         may_act = self._holder(request, "Show").may_call(f"{_JOBS}Control")
         program = describe_program(record, self._source.artifacts)
         job = describe_job(record, self._parse(record.spec_json), self._source.runner.places())
-        return JSONResponse({**job, **program, "may_act": may_act, "fields": FIELDS})
+        return JsonAnswer({**job, **program, "may_act": may_act, "fields": FIELDS})
+
+    def _epochs(self, request: Request) -> Response:
+        record = self._record(request, "Watch")
+        return JsonAnswer(describe_epochs(record, self._source.store.latest(record.job_id, EPOCH_KINDS, EPOCHS)))
 
     async def _stream(self, request: Request) -> Response:
         record = self._record(request, "Watch")
@@ -248,7 +255,7 @@ class Pages:
         peer = f"{request.client.host}:{request.client.port}" if request.client else ""
         self._source.audit.write(name, holder, peer, record.job_id)
         self._source.runner.control(pb.ControlRequest(job_id=record.job_id, **actions[name]))
-        return JSONResponse({})
+        return JsonAnswer({})
 
     def _metrics(self, request: Request) -> Response:
         text, kind = render_metrics(self._source.store, self._source.runner, self._holder(request, "List"))
@@ -257,7 +264,7 @@ class Pages:
 
 def _message(name: str, value: Any, cursor: int | None = None) -> str:
     number = f"id: {cursor}\n" if cursor is not None else ""
-    return f"event: {name}\n{number}data: {json.dumps(value)}\n\n"
+    return f"event: {name}\n{number}data: {dump_json(value)}\n\n"
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

@@ -6,10 +6,11 @@ import json
 import threading
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nfdt.core.errors import NotStored
+from nfdt.core.host.machine import process_usage
 from nfdt.core.jobs.job_record import ACTIVE
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.work.statistics import split_by_rank
@@ -18,10 +19,10 @@ INTERVAL_S = 1.0
 LENGTH = 900  # points of a job: a quarter of an hour
 KEPT = 50  # jobs; the oldest are forgotten first
 
-# The numbers of a worker in a point, in this order. All but the last two are totals since the worker joined.
+# The numbers of a worker in a point, in this order. All but the last three are totals since the worker joined.
 FIELDS = (
     *("samples", "steps", "compute_s", "exchange_s", "wait_s", "pushes", "staleness", "dropped"),
-    *("bytes_sent", "bytes_received", "batch_size", "samples_per_s"),
+    *("bytes_sent", "bytes_received", "cpu_s", "batch_size", "samples_per_s", "peak_memory_bytes"),
 )
 
 
@@ -33,15 +34,17 @@ class WorkerPoint:
         at: Unix time in seconds.
         workers: Numbers of each worker, in the order of :data:`FIELDS`.
         staleness: Number of pushes of each staleness, of all workers together.
+        server: Processor time of the server in seconds, and the most memory that it has had, in bytes.
     """
 
     at: float
     workers: Mapping[str, tuple[float, ...]]
     staleness: Mapping[int, int] = field(default_factory=dict)
+    server: tuple[float, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the point as plain values."""
-        return {"at": round(self.at, 3), "workers": self.workers, "staleness": self.staleness}
+        return {**vars(self), "at": round(self.at, 3)}
 
 
 def point_of(at: float, statistics: Mapping[str, Mapping[str, Any]]) -> WorkerPoint:
@@ -103,7 +106,8 @@ class WorkerSeries:
                 del self._points[oldest], self._last[oldest]
             points = self._points.setdefault(job_id, deque(maxlen=LENGTH))
             self._last[job_id] = statistics
-            points.append(point_of(self._store.now(), json.loads(statistics)))
+            point = point_of(self._store.now(), json.loads(statistics))
+            points.append(replace(point, server=tuple(process_usage().values())))
 
     def after(self, job_id: str, at: float = 0.0) -> list[WorkerPoint]:
         """Return the points of a job that are younger than a time; none for a job that no worker has reported of."""

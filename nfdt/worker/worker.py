@@ -17,6 +17,7 @@ import numpy as np
 from nfdt.core.arrays.layout import Array
 from nfdt.core.arrays.safetensors_io import Pieces
 from nfdt.core.arrays.table_rows import RowVector
+from nfdt.core.host.machine import process_usage
 from nfdt.core.host.startup import note_start
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
@@ -208,7 +209,8 @@ class Worker(LoopDriver):
         request = to_request(report)
         request.worker, request.incarnation = self._name, self._client.incarnation
         request.wait_s = 0.0 if report.in_flight else WAIT_S  # with pushes in flight it reports again at once
-        request.statistics_json = self._loop.statistics.to_json(self._client, self.spec.algorithm.codec)
+        codec = self.spec.algorithm.codec
+        request.statistics_json = self._loop.statistics.to_json(self._client, codec, **process_usage())
         return request
 
     def execute(self, instruction: ins.Instruction) -> ins.Report:

@@ -54,6 +54,18 @@ def test_states_and_checkpoints_are_on_the_disk_before_others_learn_of_them(stor
     assert modes == (["FULL", "commit", "NORMAL"] if durable else ["commit"])
 
 
+def test_the_latest_events_of_a_kind_come_in_order(store):
+    for number in range(4):
+        store.append("a", "log", {"text": number})
+        store.append("a", "epoch_begin", {"epoch": number, "steps": None})
+    assert [event.data["text"] for event in store.latest("a", ["log"], 3)] == [1, 2, 3]
+    assert [event.kind for event in store.latest("a", ["log", "epoch_begin"], 3)] == [
+        "epoch_begin",
+        "log",
+        "epoch_begin",
+    ]
+
+
 def test_events_are_numbered_within_their_job(store):
     store.add("b", "{}", session="", owner="")
     store.append("a", "log", {"text": "x"})

@@ -96,6 +96,9 @@ def test_a_learning_rate_reaches_the_shards(start, cluster):
     assert cluster.slots[0].shard.learning_rate == 0.125
     with pytest.raises(UsageError, match="learning_rate"):
         client.control(job, set_learning_rate=jobs_pb2.SetLearningRate(value=-1))
+    client.control(job, proceed=jobs_pb2.Proceed(epoch=1))
+    rates = [data["learning_rate"] for data in of(client.finish(job), "epoch_end")]
+    assert rates == [None, 0.125]  # these shards have no optimizer whose rate they could tell
 
 
 def test_weights_are_replaced_between_epochs_only(start, cluster):

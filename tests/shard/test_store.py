@@ -310,6 +310,7 @@ def test_statistics_are_per_worker():
         c.push(gradients(1)[0], name)
     found = c.stores[0].statistics()
     assert (found["version"], found["pushes"]) == (3, 3)
+    assert found["learning_rate"] == c.stores[0]._engine.learning_rate > 0
     assert found["workers"]["a"] == {"pushes": 2, "duplicates": 0, "dropped": 0, "staleness": {"0": 2}}
     assert found["workers"]["b"]["staleness"] == {"2": 1}
 

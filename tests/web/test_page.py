@@ -16,6 +16,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import psutil
 import pytest
 from nfdt_client.connection import JobsClient
 from nfdt_client.handle import format_event
@@ -184,6 +185,18 @@ def test_a_job_shows_its_options_program_and_workers(trained):
     assert [shape for _, shape in job["variables"]] == [[4, 3], [3], [3, 1], [1]]
     assert job["options"]["fit"]["batch_size"] == 8
     assert sum(worker["samples"] for worker in job["statistics"].values()) == EPOCHS * 640
+    for worker in job["statistics"].values():
+        assert 0 < worker["compute_s"] < 10 * worker["cpu_s"]  # which counts the start of the process too
+        assert 2**25 < worker["peak_memory_bytes"] < psutil.virtual_memory().total
+
+
+def test_the_epochs_of_a_job_have_its_metrics_and_their_times(trained):
+    browser, seen, _, history = trained
+    epochs = browser.json(f"api/jobs/{seen.job_id}/epochs")
+    assert [epoch["epoch"] for epoch in epochs] == [1, 2, 3]
+    assert {name: [epoch["logs"][name] for epoch in epochs] for name in epochs[0]["logs"]} == history.history
+    seconds = [epoch["seconds"] for epoch in epochs]
+    assert 0 < seconds[0] < seconds[1] < seconds[2]
 
 
 def test_the_weights_are_those_of_the_model(trained):

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from nfdt.core.host.machine import process_usage
 from nfdt.core.jobs.store import JobStore
 from nfdt.web import series
 from nfdt.web.series import FIELDS, WorkerSeries, point_of
@@ -45,6 +46,7 @@ def test_statistics_that_have_not_changed_are_no_point(store):
     found.record()
     found.record()
     (point,) = found.after("job-1")
+    assert point.server == pytest.approx(tuple(process_usage().values()), rel=0.1)
     assert set(point.workers) == {"worker-0", "worker-1"}
     assert found.after("job-1", point.at) == []
     assert found.after("another") == []

@@ -299,6 +299,12 @@ class JobStore:
         query = "SELECT * FROM events WHERE job_id=? AND cursor>? ORDER BY cursor LIMIT ?"
         return [_event(row) for row in self._select(query, (job_id, after, limit))]
 
+    def latest(self, job_id: str, kinds: Sequence[EventKind], limit: int) -> list[Event]:
+        """Return the latest events of some kinds, in order."""
+        chosen = ",".join("?" * len(kinds))
+        query = f"SELECT * FROM events WHERE job_id=? AND kind IN ({chosen}) ORDER BY cursor DESC LIMIT ?"
+        return [_event(row) for row in reversed(self._select(query, (job_id, *kinds, limit)))]
+
     def wait(self, job_id: str, after: int, timeout_s: float) -> list[Event]:
         """Return :meth:`events`; wait for the first of them, up to ``timeout_s`` or until :meth:`wake`."""
         with self._changed:

@@ -118,6 +118,7 @@ class SpeedForecast(_Spec):
 
     samples_per_s: float = Field(gt=0, allow_inf_nan=False, description="samples per second of all workers")
     staleness: float = Field(0.0, ge=0, allow_inf_nan=False, description="mean updates that a gradient misses")
+    speed_up: float | None = Field(None, gt=0, allow_inf_nan=False, description="speed divided by that of one machine")
 
 
 class FitSpec(_Spec):

@@ -66,8 +66,8 @@ class WorkerStatistics(PushOutcomes):
     first_loss: float | None = None
     push_s: float = 0.0
 
-    def to_json(self, client: Traffic, codec: str) -> str:
-        """Return the totals as one JSON object."""
+    def to_json(self, client: Traffic, codec: str, **more: float) -> str:
+        """Return the totals as one JSON object, with additional ones."""
         return json.dumps(
             {
                 **step_totals(self.samples, self.steps, self.compute_s + self.exchange_s, self.compute_s),
@@ -76,6 +76,7 @@ class WorkerStatistics(PushOutcomes):
                 **({} if self.first_loss is None else {FIRST_LOSS: self.first_loss}),
                 **push_totals(self, client),
                 **codec_totals(codec, client.codecs),
+                **more,
             }
         )
 
