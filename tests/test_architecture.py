@@ -73,7 +73,7 @@ SERVERS = {
     # It starts the commands of a cluster as processes and reads what they record.
     "nfdt.chaos": FLOOR,
     "nfdt.cli": ("nfdt", "nfdt_client", "hfdt", "nfdt.chaos", "nfdt.jobserver", "nfdt.launch", "nfdt.shard")
-    + ("nfdt.simulate",)
+    + ("nfdt.simulate", "nfdt.web")
     + ("nfdt.engines", *PURE, *FLOOR),
 }
 CLIENTS = {

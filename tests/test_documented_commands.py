@@ -53,7 +53,7 @@ NOT_RUN = {
     "needs a Ray cluster; tests/engines/test_ray.py": ["ray start ...", "nfdt run --on ray ..."],
     "needs root and namespaces; tests/machines": ["scripts/machines ..."],
     "needs other hosts": ["hfdt run -np 4 -H a:2,b:2 ..."],
-    "serves until it is interrupted": ["tensorboard ..."],
+    "serves until it is interrupted": ["tensorboard ...", "nfdt runs open"],
     "names runs of the reader; tests/cli/test_runs.py": ["nfdt runs show 3f9c", "nfdt runs compare ..."],
     "is not complete": ["nfdt server --ui 127.0.0.1:7778 ..."],
 }

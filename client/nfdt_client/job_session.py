@@ -14,7 +14,7 @@ from typing import Any
 
 from nfdt.core.errors import PolicyRefused, ServerUnreachable, UsageError
 from nfdt.core.host.startup import note_start
-from nfdt.core.specs.job import ClusterSpec
+from nfdt.core.specs.job import ClusterSpec, JobSpec
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.model.program.manifest import Manifest
 from nfdt_client import ring
@@ -41,7 +41,7 @@ class JobSession:
         options: As given.
         names: Names of the next fits' jobs.
         fits: ``history.nfdt`` of every fit so far.
-        job_ids: Jobs so far.
+        submitted: Name and specification of each job so far.
         logged: Lines in the log that would repeat from fit to fit.
     """
 
@@ -51,7 +51,7 @@ class JobSession:
         self.options, self._given = options, server
         self.names = names or job_names(options.job)
         self.fits: list[dict[str, Any]] = []
-        self.job_ids: list[str] = []
+        self.submitted: list[tuple[str, JobSpec]] = []
         self.logged: set[str] = set()
         self._id = uuid.uuid4().hex
         self._link: JobsClient | None = None
@@ -146,7 +146,7 @@ class JobSession:
         note_start("script", "has packed the model")
         reply, name = self.send(submission), submission.name
         note_start("script", "has submitted the job")
-        self.job_ids.append(reply.job_id)
+        self.submitted.append((reply.job_id, submission.spec))
         server = self._describe()
         link = self.connection().open_page(reply.job_id) if server.page else ""
         warm = self._embedded is not None and self._embedded.is_warm

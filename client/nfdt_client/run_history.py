@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from nfdt.core.errors import UsageError
 from nfdt.core.host.machine import versions
 from nfdt.core.host.private_files import private
+from nfdt.core.specs.job import JobSpec
 from nfdt_client.layers import DEFAULT
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Run:
         workers: Number of workers.
         server: Address of the shared server, "" for one of the script's own.
         jobs: Names of the jobs that trained it.
+        spec: Specification of the last one; empty for a fit that was not submitted.
         options: Options that are not defaults, by name; without secrets.
         versions: Versions of Python and of Keras' packages, and the backend.
         epochs: For each epoch ``epoch`` (from 0), ``logs``, and where known ``seconds`` and ``samples``.
@@ -71,6 +73,7 @@ class Run:
     workers: int
     server: str
     jobs: Sequence[str]
+    spec: Mapping[str, Any]
     options: Mapping[str, Any]
     versions: Mapping[str, str]
     epochs: Sequence[Mapping[str, Any]]
@@ -118,7 +121,7 @@ def kept_run(session: JobSession, model: Any) -> Iterator[None]:
     if not most:
         yield
         return
-    started, jobs, before = time.time(), len(session.job_ids), getattr(model, "history", None)
+    started, jobs, before = time.time(), len(session.submitted), getattr(model, "history", None)
     ending = FINISHED
     try:
         yield
@@ -127,7 +130,8 @@ def kept_run(session: JobSession, model: Any) -> Iterator[None]:
         raise
     finally:
         history = getattr(model, "history", None)
-        run = _run(session, started, ending, session.job_ids[jobs:], history if history is not before else None)
+        history = history if history is not before else None
+        run = _run(session, started, ending, session.submitted[jobs:], history)
         try:
             keep(run, runs_folder(), most)
         except (OSError, TypeError, ValueError) as error:
@@ -142,7 +146,7 @@ def _described(error: BaseException) -> str:
     return f"failed: {type(error).__name__}: {error}".splitlines()[0][:LONGEST]
 
 
-def _run(session: JobSession, started: float, ending: str, jobs: Sequence[str], history: Any) -> Run:
+def _run(session: JobSession, started: float, ending: str, jobs: Sequence[tuple[str, JobSpec]], history: Any) -> Run:
     options, record = session.options, getattr(history, "nfdt", None)
     script = Path(sys.argv[0]).absolute() if sys.argv and sys.argv[0] not in ("", "-c", "-m") else None
     workers = dict(record or {})
@@ -160,7 +164,8 @@ def _run(session: JobSession, started: float, ending: str, jobs: Sequence[str], 
         algorithm=options.algorithm.name,
         workers=len(workers) or options.cluster.workers,
         server=str(options.server or ""),
-        jobs=list(jobs),
+        jobs=[job for job, _ in jobs],
+        spec=jobs[-1][1].model_dump(mode="json") if jobs else {},
         options={name: s.value for name, s in options.settings.items() if s.origin != DEFAULT},
         versions=versions(),
         epochs=_epochs(history, record.epochs if record is not None else []),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import threading
+import webbrowser
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
@@ -20,6 +22,7 @@ from nfdt.cli.job_pictures import plot_runs
 from nfdt.cli.options import format_option, write_output
 from nfdt.cli.table import count_of, render, worker_table
 from nfdt.core.errors import UsageError
+from nfdt.core.host.packages import require_page_packages
 
 COLUMNS = ("run", "script", "algorithm", "workers", "epochs", "loss", "samples/s", "duration", "ending")
 SHORT = 40  # characters of an ending in the list
@@ -182,6 +185,25 @@ def _csv(found: Sequence[Run]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+@runs.command("open")
+@click.option("--no-open", is_flag=True, help="Print the link only.")
+@click.argument("names", metavar="[RUN]...", nargs=-1)
+def open_(names: tuple[str, ...], no_open: bool) -> None:
+    """Serve the page of a job for runs, by default all, until it is interrupted, and open it in a browser.
+
+    It lists and compares them, and shows the metrics and the workers of each. No server is needed.
+    """
+    require_page_packages("nfdt runs open")
+    from nfdt.cli.runs_page import page_of_runs  # imports the web server
+
+    with page_of_runs(_found(names) if names else read_runs(runs_folder())) as link:
+        click.echo(link)
+        if not no_open:
+            webbrowser.open(link)
+        click.echo("Serving until Ctrl-C.", err=True)
+        threading.Event().wait()
 
 
 @runs.command()

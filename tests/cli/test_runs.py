@@ -6,13 +6,18 @@ import csv
 import io
 import json
 from dataclasses import replace
+from http.cookiejar import CookieJar
+from urllib.error import HTTPError
+from urllib.request import HTTPCookieProcessor, build_opener
 
 import pytest
 from click.testing import CliRunner
 from nfdt_client.run_history import Run, find_run, keep, read_runs, runs_folder
 
 from nfdt.cli import cli
+from nfdt.cli.runs_page import page_of_runs
 from nfdt.core.errors import UsageError
+from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 
 RUN = Run(
     id="20260102-030405-aaaa",
@@ -29,6 +34,13 @@ RUN = Run(
     workers=2,
     server="",
     jobs=["job-1"],
+    spec=JobSpec(
+        program="0" * 64,
+        algorithm=resolve_algorithm("bsp"),
+        cluster=ClusterSpec(workers=2),
+        fit=FitSpec(epochs=2, batch_size=8),
+        train=DataSpec(kind="arrays", samples=100),
+    ).model_dump(mode="json"),
     options={"algorithm": "bsp", "overlap": 1},
     versions={"keras": "3.12.0", "jax": ""},
     epochs=[
@@ -174,6 +186,37 @@ def test_runs_are_exported_with_a_line_for_each_epoch(nfdt, folder, tmp_path):
     ]
     nfdt("export", "bbbb", "--format", "json", "-o", str(tmp_path / "runs.json"))
     assert [entry["id"] for entry in json.loads((tmp_path / "runs.json").read_text())] == [OTHER.id]
+
+
+def test_runs_are_shown_by_the_page_of_jobs_with_their_epochs_and_their_ends():
+    failed = replace(OTHER, spec=RUN.spec, ending="failed: ValueError: no", epochs=RUN.epochs[:1])
+    with page_of_runs([RUN, failed, replace(RUN, id="never-begun", spec={})]) as link:
+        browser = build_opener(HTTPCookieProcessor(CookieJar()))
+        with browser.open(link) as page:
+            assert page.status == 200
+        base = link.partition("open?")[0]
+        jobs = json.load(browser.open(f"{base}api/jobs"))
+        epochs = json.load(browser.open(f"{base}api/jobs/{RUN.id}/epochs"))
+        shown = json.load(browser.open(f"{base}api/jobs/{RUN.id}"))
+        with pytest.raises(HTTPError) as refused:
+            browser.open(f"{base}api/jobs/{RUN.id}/weights.npz")
+    assert [(job["job_id"], job["state"], job["reason"]) for job in jobs] == [
+        (RUN.id, "succeeded", ""),
+        (failed.id, "failed", failed.ending),
+    ]
+    assert jobs[0]["logs"] == RUN.epochs[-1]["logs"]
+    assert [(epoch["seconds"], epoch["logs"]) for epoch in epochs] == [
+        (2.0, RUN.epochs[0]["logs"]),
+        (5.0, RUN.epochs[1]["logs"]),
+    ]
+    assert shown["statistics"] == RUN.per_worker
+    assert not shown["may_act"]
+    assert "weights are not kept" in refused.value.read().decode()
+
+
+def test_no_page_is_made_of_runs_without_a_job():
+    with pytest.raises(UsageError, match="a run whose job has begun"), page_of_runs([replace(RUN, spec={})]):
+        pass
 
 
 def test_a_run_is_deleted(nfdt, folder):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 
 import pytest
 from nfdt_client.run_history import read_runs, runs_folder
 
+from nfdt.core.specs.job import parse_job
 from tests.support.scripts import DIGITS
 
 pytestmark = pytest.mark.processes
@@ -55,5 +57,6 @@ def test_each_distributed_fit_is_kept_with_its_end(tmp_path, run_script, monkeyp
     assert len(first.jobs) == 1
     assert first.jobs != second.jobs
     assert first.versions["keras"]
+    assert parse_job(json.dumps(first.spec)).fit.epochs == 3
     assert second.ending == "failed: RuntimeError: no more"
     assert len(second.epochs) == 1

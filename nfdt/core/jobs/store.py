@@ -118,21 +118,30 @@ class JobStore:
         with self._using() as database:
             return database.execute(query, values).fetchall()
 
-    def add(self, job_id: str, spec_json: str, *, session: str, owner: str, naming: Naming | None = None) -> int:
-        """Add a queued job; return the cursor of the last event that is copied from the job before it."""
-        naming = naming or Naming()
+    def add(
+        self,
+        job_id: str,
+        spec_json: str,
+        *,
+        session: str,
+        owner: str,
+        naming: Naming | None = None,
+        at: float | None = None,
+    ) -> int:
+        """Add a job that is queued since ``at``; return the cursor of the last event that is copied from one before."""
+        naming, now = naming or Naming(), self.now() if at is None else at
         with self._transaction(durable=True) as database:
             if naming.before:
                 database.execute("UPDATE jobs SET name=NULL WHERE job_id=?", (naming.before,))
             database.execute(
                 "INSERT INTO jobs (job_id, spec_json, session, owner, state, submitted_at, name, identity_json) "
                 "VALUES (?,?,?,?,'queued',?,?,?)",
-                (job_id, spec_json, session, owner, self.now(), naming.name, naming.identity_json),
+                (job_id, spec_json, session, owner, now, naming.name, naming.identity_json),
             )
             taken = 0
             for event in self._epochs_of(naming.before, naming.epochs):
                 taken = self._insert(job_id, event.kind, event.data, event.at).cursor
-            self._insert(job_id, "state", {"state": "queued", "reason": None, "error": None})
+            self._insert(job_id, "state", {"state": "queued", "reason": None, "error": None}, now)
         return taken
 
     def _epochs_of(self, job_id: str, epochs: int) -> Iterator[Event]:
