@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from nfdt.core.errors import UsageError
 from nfdt.core.host.machine import versions
 from nfdt.core.host.private_files import private
-from nfdt.core.specs.job import JobSpec
 from nfdt_client.layers import DEFAULT
 
 if TYPE_CHECKING:
+    from nfdt.core.specs.job import JobSpec
     from nfdt_client.job_session import JobSession
 
 logger = logging.getLogger(__name__)

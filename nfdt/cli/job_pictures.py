@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from nfdt_client.handle import JobStatus, describe_log, epoch_logs, format_event
-from nfdt_client.run_history import Run
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -18,6 +17,9 @@ from nfdt.cli.table import count_of
 from nfdt.core.errors import NotInstalled, UsageError
 from nfdt.core.events import Event
 from nfdt.core.host.packages import install
+
+if TYPE_CHECKING:
+    from nfdt_client.run_history import Run
 
 WIDTH = 20  # of a bar, in characters
 SUFFIXES = (".png", ".svg", ".pdf")
