@@ -108,7 +108,7 @@ def plot_job(status: JobStatus, events: Sequence[Event], path: Path) -> None:
 
 
 def plot_runs(runs: Sequence[Run], path: Path) -> None:
-    """Plot the metrics of several runs into a file: each by epoch, and the first one by time.
+    """Plot the metrics of several runs into a file: each by epoch, and the loss, or else the first one, by time.
 
     Validation metrics are dashed.
 
@@ -123,13 +123,14 @@ def plot_runs(runs: Sequence[Run], path: Path) -> None:
     names = list({name: None for run in runs if run.epochs for name in _metrics(run.epochs[-1]["logs"])})
     if not names:
         raise UsageError("--output: expected a run with an epoch that has ended. Received: none.")
+    timed = "loss" if "loss" in names else names[0]
     figure, axes = _new_figure(path, len(names) + 1)
     for number, run in enumerate(runs):
         for each, name in zip(axes, names, strict=False):
             _draw_metric(each, run, name, [epoch["epoch"] + 1 for epoch in run.epochs], f"C{number}")
         if all(epoch.get("seconds") for epoch in run.epochs):
-            _draw_metric(axes[-1], run, names[0], list(accumulate(e["seconds"] for e in run.epochs)), f"C{number}")
-    for each, name in zip(axes, [*names, names[0]], strict=True):
+            _draw_metric(axes[-1], run, timed, list(accumulate(e["seconds"] for e in run.epochs)), f"C{number}")
+    for each, name in zip(axes, [*names, timed], strict=True):
         each.set(xlabel="epoch" if each is not axes[-1] else "seconds", ylabel=name)
     axes[0].legend(fontsize="small")
     figure.savefig(path, dpi=120)
