@@ -37,7 +37,7 @@ TIMED = [name for name in PRESETS if name not in ("dc-asgd", "dc-asgd-a", "dc-as
 # On a full link that workers share, adaptive codecs learn for epochs: each worker's bandwidth depends on the others.
 LEARNING = [("a full shared link", "h-ps"), ("a full shared link", "auto")]
 CASES = [(where, name) for where in CLUSTERS for name in TIMED if (where, name) not in LEARNING]
-USUAL = ("equal", "unequal with links", "a full shard", "a shared link")
+USUAL = ("unequal with links", "a full shard")
 LONG = [pytest.param(*case, marks=pytest.mark.long) for case in CASES if case[0] not in USUAL]
 
 
