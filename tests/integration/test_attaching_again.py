@@ -175,6 +175,7 @@ report(history, calls)
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(2 * DEADLINE_S)
 def test_what_callbacks_change_reaches_the_workers_of_a_restarted_server(restarts, start_script):
     cluster = restarts("--allow-code")

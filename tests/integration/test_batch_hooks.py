@@ -120,6 +120,7 @@ def test_a_checkpoint_between_batches_holds_the_updates_of_its_batch(outcome):
     assert outcome["saved"] == {"1-3": 3, "1-6": 6, "2-1": 9, "2-4": 12, "2-7": 15}
 
 
+@pytest.mark.long
 @pytest.mark.horovod
 def test_exact_hooks_stop_and_change_a_ring_at_their_batch(run_script):
     done = run_script(

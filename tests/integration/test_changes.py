@@ -232,6 +232,7 @@ def test_a_variable_of_a_loss_that_the_step_counts_up_comes_back(outcome):
     assert outcome["one worker"] == outcome["batches"][1]
 
 
+@pytest.mark.long
 @pytest.mark.horovod
 @pytest.mark.timeout(DEADLINE_S)
 def test_ranks_see_what_callbacks_change(run_script):

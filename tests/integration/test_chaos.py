@@ -35,6 +35,7 @@ at_step = 90
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(HANG_S)
 def test_training_survives_a_killed_a_stalled_and_a_cut_off_worker(tmp_path):
     schedule, script, report = tmp_path / "schedule.toml", tmp_path / "script.py", tmp_path / "report.json"

@@ -18,9 +18,9 @@ from tests.support.local_cluster import train
 
 pytestmark = pytest.mark.processes
 
-CODECS = [name for name in AXES["codec"] if name != "identity"]
 EPOCHS = 12
-FLAT = [name for name, row in PRESETS.items() if row["topology"] == "flat"]
+FLAT = [n for n, row in PRESETS.items() if row["topology"] == "flat" and n not in ("ddc-asgd", "bsp", "h-ps")]
+LONG = pytest.mark.long  # for presets and codecs that are like others here
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,14 @@ def exact(digits):
     return {algorithm: accuracy(learn(digits, algorithm, "identity")) for algorithm in ("bsp", "ddc-asgd")}
 
 
-@pytest.mark.parametrize(("algorithm", "codec"), [*(("ddc-asgd", name) for name in CODECS), ("bsp", "int4")])
+@pytest.mark.parametrize(
+    ("algorithm", "codec"),
+    [
+        ("bsp", "int4"),
+        *(("ddc-asgd", name) for name in ("int4", "top-k", "adaptive")),
+        *(pytest.param("ddc-asgd", name, marks=LONG) for name in ("bf16", "fp16", "int8")),
+    ],
+)
 def test_digits_are_learnt_as_well(digits, exact, algorithm, codec):
     outcome = learn(digits, algorithm, codec)
     assert accuracy(outcome) >= exact[algorithm] - 0.03
@@ -85,7 +92,7 @@ class EveryCodec(CodecChoice):
 
 
 @pytest.mark.feature("Compressed gradients, with every preset", area="Algorithms")
-@pytest.mark.parametrize("preset", FLAT)
+@pytest.mark.parametrize("preset", ["ddc-asgd", "bsp", "h-ps", *(pytest.param(preset, marks=LONG) for preset in FLAT)])
 def test_every_preset_trains_with_every_codec(preset, digits, monkeypatch):
     monkeypatch.setattr(local_cluster, "make_choice", EveryCodec)
     outcome = learn(digits, preset, "identity", momentum=0.5, epochs=4, shards=2)

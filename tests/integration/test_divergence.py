@@ -41,6 +41,7 @@ def test_a_warning_comes_in_the_epoch_that_diverges_and_only_once():
     assert done.stderr.count("WARNING") <= 2  # the other one counts the gradients that were refused
 
 
+@pytest.mark.long
 def test_a_loss_that_grows_out_of_all_proportion_is_warned_of_although_it_is_finite():
     program = NAN.replace("1e12", "25.0").replace("ALGORITHM", "'asgd'").replace("epochs=3", "epochs=1")
     program += "\nprint(model.history.history['loss'][0], model.history.nfdt['worker-0']['dropped'])"

@@ -92,8 +92,15 @@ def plain_fit(digits):
 
 
 @pytest.mark.feature("One asynchronous worker equals plain `fit`", area="Algorithms")
-@pytest.mark.parametrize("algorithm", ASYNCHRONOUS)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("name", "algorithm"),
+    [(name, "ddc-asgd") for name in OPTIMIZERS]
+    + [("momentum", algorithm) for algorithm in ASYNCHRONOUS[:-1]]
+    + [
+        pytest.param(*case, marks=pytest.mark.long)
+        for case in itertools.product([name for name in OPTIMIZERS if name != "momentum"], ASYNCHRONOUS[:-1])
+    ],
+)
 def test_one_worker_equals_plain_fit(digits, plain_fit, name, algorithm):
     x, y = digits[0][:500], digits[1][:500]
     local, history = plain_fit(name)

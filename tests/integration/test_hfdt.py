@@ -211,6 +211,7 @@ except JobFailed as error:
     assert left_behind(str(tmp_path)) == []
 
 
+@pytest.mark.long
 def test_ctrl_c_leaves_nothing_running(start_script, tmp_path):
     process = start_script(
         DIGITS
@@ -235,7 +236,7 @@ with hfdt.session(workers=2):
     "options",
     [
         pytest.param("workers=2", id="static", marks=pytest.mark.long),
-        pytest.param("workers=2, min_workers=1", id="elastic"),
+        pytest.param("workers=2, min_workers=1", id="elastic", marks=pytest.mark.long),
     ],
 )
 def test_a_server_that_is_killed_takes_its_ring_along(start_script, tmp_path, options):

@@ -17,6 +17,7 @@ TOKEN = "secret-token"
 KEEPS_NOTHING = "import sys, nfdt.worker.slot; nfdt.worker.slot.IDLE_BYTES = 0; sys.exit(nfdt.worker.slot.main())"
 
 
+@pytest.mark.long
 def test_slots_that_keep_much_memory_are_replaced_between_two_jobs(tmp_path):
     server = serve(
         ServerOptions(tmp_path / "state", (TOKEN,), workers=1, slot_command=(sys.executable, "-c", KEEPS_NOTHING))

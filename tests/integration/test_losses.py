@@ -56,8 +56,12 @@ def test_denominators_reach_the_shards(loss, transport):
 @pytest.mark.feature("Losses that are sums, masked, or divided by weights", area="Algorithms")
 @pytest.mark.parametrize(
     "options",
-    [{"algorithm": "allreduce"}, {"algorithm": "group-sync", "groups": "1", "batch": "fixed"}],
-    ids=["allreduce", "group-sync"],
+    [
+        pytest.param({"algorithm": "allreduce"}, id="allreduce"),
+        pytest.param(
+            {"algorithm": "group-sync", "groups": "1", "batch": "fixed"}, id="group-sync", marks=pytest.mark.long
+        ),
+    ],
 )
 def test_ranks_train_as_one_process_does(run_script, options):
     names = f"OPTIONS, LOSSES, KEPT = {options!r}, {LOSSES!r}, {KEPT}"

@@ -18,6 +18,19 @@ from tests.support.models_beyond_config import MODELS, Locked, OfItsMachine, Pla
 pytestmark = pytest.mark.processes
 
 STEPS = 3
+USUAL = (
+    "layers in an object that Keras does not see",
+    "rate of a dropout changed",
+    "constructor arguments missing in the configuration",
+    "functions and objects in a layer",
+    "constants that the constructor draws",
+    "layer shared by two parents",
+    "call of one layer replaced",
+    "weights tied",
+    "constraint of a variable set after build",
+    "recurrent cell without a configuration",
+    "sequential subclass changed",
+)
 
 
 @pytest.mark.feature(
@@ -27,7 +40,9 @@ STEPS = 3
     "Recurrent cells of the script",
     area="Models",
 )
-@pytest.mark.parametrize("description", MODELS)
+@pytest.mark.parametrize(
+    "description", [pytest.param(name, marks=[] if name in USUAL else pytest.mark.long) for name in MODELS]
+)
 def test_the_worker_trains_the_model_of_the_script(description, batch, ship):
     model = make(description)
     arrived = ship(model, batch).model
