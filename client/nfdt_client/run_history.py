@@ -186,12 +186,14 @@ def _epochs(history: Any, measured: Sequence[Mapping[str, Any]]) -> list[dict[st
 def _commit(folder: Path) -> str:
     def git(*words: str) -> str:
         command = ["git", "-c", "core.fsmonitor=false", "-C", str(folder), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=GIT_S).stdout.strip()
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=GIT_S)
+        except (OSError, subprocess.SubprocessError):  # no git, no repository, no commit, or a very large one
+            return ""
+        return done.stdout.strip()
 
-    try:
-        return git("rev-parse", "HEAD") + "+" * bool(git("status", "--porcelain", "--untracked-files=no"))
-    except (OSError, subprocess.SubprocessError):  # no git, no repository, no commit
-        return ""
+    commit = git("rev-parse", "HEAD")
+    return commit + "+" * bool(commit and git("status", "--porcelain", "--untracked-files=no"))
 
 
 def _plain(value: Any) -> Any:
