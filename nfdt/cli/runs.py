@@ -23,6 +23,7 @@ from nfdt.cli.options import format_option, write_output
 from nfdt.cli.table import count_of, render, worker_table
 from nfdt.core.errors import UsageError
 from nfdt.core.host.packages import require_page_packages
+from nfdt.core.host.signals import wait_in_main_thread
 
 COLUMNS = ("run", "script", "algorithm", "workers", "epochs", "loss", "samples/s", "duration", "ending")
 SHORT = 40  # characters of an ending in the list
@@ -204,7 +205,7 @@ def open_(names: tuple[str, ...], no_open: bool) -> None:
         if not no_open:
             webbrowser.open(link)
         click.echo("Serving until Ctrl-C.", err=True)
-        threading.Event().wait()
+        wait_in_main_thread(threading.Event())
 
 
 @runs.command()

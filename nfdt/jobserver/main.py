@@ -27,6 +27,7 @@ from nfdt.core.host.local_servers import LocalServer, described, servers_folder
 from nfdt.core.host.logs import log_to_stderr
 from nfdt.core.host.machine import use_one_arena, versions
 from nfdt.core.host.private_files import ensure_folder
+from nfdt.core.host.signals import wait_in_main_thread
 from nfdt.core.host.startup import note_start
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.rights import AuditLog, Holder, Holders, ensure_token_file, of_worker
@@ -88,7 +89,9 @@ class RunningServer:
             self._stopped.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the server has stopped; return False if ``timeout_s`` passes first."""
+        """Wait in the main thread until the server has stopped; return False if ``timeout_s`` passes first."""
+        if timeout_s is None:
+            wait_in_main_thread(self._stopped)
         return self._stopped.wait(timeout_s)
 
 

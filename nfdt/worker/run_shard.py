@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from nfdt.core.arrays.safetensors_io import load_arrays
+from nfdt.core.host.signals import wait_in_main_thread
 from nfdt.core.host.startup import note_start
 from nfdt.core.specs.job import parse_job
 from nfdt.core.wire import workers_pb2 as pb
@@ -58,7 +59,7 @@ def run_shard(assignment: pb.ShardAssignment, context: AssignmentContext, kept: 
             context.send(
                 ready=pb.SlotReady(job_id=assignment.job_id, address=shard.address, incarnation=assignment.incarnation)
             )
-        context.stopped.wait()
+        wait_in_main_thread(context.stopped)
     finally:
         ended = shard.stop()
     return kept if ended else KeptEngine()  # a push that still runs would train the next job
