@@ -19,7 +19,13 @@ ALGORITHMS = {
     "bsp": {"name": "bsp", "update_rule": "plain", "consistency": "bsp"},
 }
 every_job = pytest.mark.parametrize(
-    ("name", "attended"), [("asgd", False), ("bsp", False), ("asgd", True), ("bsp", True)]
+    ("name", "attended"),
+    [
+        ("asgd", True),
+        ("bsp", False),
+        pytest.param("asgd", False, marks=pytest.mark.long),
+        pytest.param("bsp", True, marks=pytest.mark.long),
+    ],
 )
 
 number = st.integers(0, 7)
