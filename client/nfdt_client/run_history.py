@@ -34,7 +34,7 @@ LONGEST = 300  # characters of the reason of a failure
 
 
 @dataclass(frozen=True)
-class Run:
+class KeptRun:
     """One call of ``fit`` in a session.
 
     Attributes:
@@ -146,11 +146,13 @@ def _described(error: BaseException) -> str:
     return f"failed: {type(error).__name__}: {error}".splitlines()[0][:LONGEST]
 
 
-def _run(session: JobSession, started: float, ending: str, jobs: Sequence[tuple[str, JobSpec]], history: Any) -> Run:
+def _run(
+    session: JobSession, started: float, ending: str, jobs: Sequence[tuple[str, JobSpec]], history: Any
+) -> KeptRun:
     options, record = session.options, getattr(history, "nfdt", None)
     script = Path(sys.argv[0]).absolute() if sys.argv and sys.argv[0] not in ("", "-c", "-m") else None
     workers = dict(record or {})
-    return Run(
+    return KeptRun(
         id=f"{datetime.fromtimestamp(started, UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:4]}",
         script=str(script or ""),
         arguments=sys.argv[1:],
@@ -201,7 +203,7 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
-def keep(run: Run, folder: Path, most: int) -> None:
+def keep(run: KeptRun, folder: Path, most: int) -> None:
     """Write a run, and remove the oldest ones above ``most``.
 
     Raises:
@@ -225,13 +227,13 @@ def _files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.json"), key=lambda path: path.name)
 
 
-def read_runs(folder: Path) -> list[Run]:
+def read_runs(folder: Path) -> list[KeptRun]:
     """Return all runs of a folder, oldest first; files that are no runs are warned of and left out."""
-    names, found = {field.name for field in fields(Run)}, []
+    names, found = {field.name for field in fields(KeptRun)}, []
     for path in _files(folder):
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            found.append(Run(**{name: value for name, value in values.items() if name in names}))
+            found.append(KeptRun(**{name: value for name, value in values.items() if name in names}))
         except FileNotFoundError:  # removed meanwhile, as one of the oldest
             continue
         except (OSError, ValueError, TypeError, AttributeError) as error:
@@ -239,7 +241,7 @@ def read_runs(folder: Path) -> list[Run]:
     return found
 
 
-def find_run(runs: Sequence[Run], name: str) -> Run:
+def find_run(runs: Sequence[KeptRun], name: str) -> KeptRun:
     """Return the run whose id ends or begins with ``name``.
 
     Raises:

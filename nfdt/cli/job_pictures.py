@@ -19,7 +19,7 @@ from nfdt.core.events import Event
 from nfdt.core.host.packages import install
 
 if TYPE_CHECKING:
-    from nfdt_client.run_history import Run
+    pass
 
 WIDTH = 20  # of a bar, in characters
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -107,7 +107,7 @@ def plot_job(status: JobStatus, events: Sequence[Event], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def plot_runs(runs: Sequence[Run], path: Path) -> None:
+def plot_runs(runs: Sequence[KeptRun], path: Path) -> None:
     """Plot the metrics of several runs into a file: each by epoch, and the loss, or else the first one, by time.
 
     Validation metrics are dashed.
@@ -136,7 +136,7 @@ def plot_runs(runs: Sequence[Run], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _draw_metric(axes: Any, run: Run, name: str, at: Sequence[float], color: str) -> None:
+def _draw_metric(axes: Any, run: KeptRun, name: str, at: Sequence[float], color: str) -> None:
     """Draw a metric of a run's epochs over ``at``, and its validation as a dashed line."""
     for metric, style in ((name, "-"), (f"val_{name}", "--")):
         values = [epoch["logs"].get(metric) for epoch in run.epochs]

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 from nfdt_client.handle import describe_log
-from nfdt_client.run_history import Run, find_run, read_runs, runs_folder
+from nfdt_client.run_history import KeptRun, find_run, read_runs, runs_folder
 
 from nfdt.cli import WholeSentences
 from nfdt.cli.job_pictures import plot_runs
@@ -41,7 +41,7 @@ def runs(context: click.Context) -> None:
         context.invoke(list_)
 
 
-def _found(names: Iterable[str]) -> list[Run]:
+def _found(names: Iterable[str]) -> list[KeptRun]:
     kept = read_runs(runs_folder())
     return [find_run(kept, name) for name in names]
 
@@ -50,11 +50,11 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else f"{value:{form}}"
 
 
-def _duration(run: Run) -> str:
+def _duration(run: KeptRun) -> str:
     return f"{timedelta(seconds=round(run.seconds))}"
 
 
-def _row(run: Run) -> tuple[str, ...]:
+def _row(run: KeptRun) -> tuple[str, ...]:
     loss = run.metrics.get("loss")
     ending = run.ending if len(run.ending) <= SHORT else run.ending[: SHORT - 1] + "…"
     return (
@@ -106,7 +106,7 @@ def _logs(epoch: Any, names: Sequence[str]) -> list[str]:
     return [describe_log(epoch["logs"][name]) if name in epoch["logs"] else "-" for name in names]
 
 
-def _facts(run: Run) -> dict[str, str]:
+def _facts(run: KeptRun) -> dict[str, str]:
     """Return what was trained and how it went, as text by name."""
     words = " ".join(filter(None, [run.script or "-", *map(str, run.arguments)]))
     options = {name: str(value) for name, value in run.options.items() if name not in ("algorithm", "workers")}
@@ -166,7 +166,7 @@ def export(names: tuple[str, ...], format_: str, output: Path | None) -> None:
     click.echo(f"saved {output}", err=True)
 
 
-def _csv(found: Sequence[Run]) -> str:
+def _csv(found: Sequence[KeptRun]) -> str:
     """Return a line for each epoch of each run, under the names of all metrics."""
     rows = [
         {

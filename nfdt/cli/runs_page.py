@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from nfdt_client.run_history import FINISHED, INTERRUPTED, Run
+from nfdt_client.run_history import FINISHED, INTERRUPTED, KeptRun
 
 from nfdt.core.errors import UsageError
 from nfdt.core.jobs.artifacts import ArtifactStore
@@ -51,7 +51,7 @@ class NoRunner:
 
 
 @contextmanager
-def page_of_runs(runs: Sequence[Run]) -> Iterator[str]:
+def page_of_runs(runs: Sequence[KeptRun]) -> Iterator[str]:
     """Serve the page of runs on loopback in the block; yield a link that opens it once.
 
     Raises:
@@ -78,7 +78,7 @@ def page_of_runs(runs: Sequence[Run]) -> Iterator[str]:
                 server.stop()
 
 
-def _add(store: JobStore, run: Run) -> None:
+def _add(store: JobStore, run: KeptRun) -> None:
     """Add a run as a job with its events: state, workers, epochs."""
     job, at = run.id, run.started
     store.add(job, json.dumps(run.spec), session="", owner=OWNER, at=at)

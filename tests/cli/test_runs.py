@@ -12,14 +12,14 @@ from urllib.request import HTTPCookieProcessor, build_opener
 
 import pytest
 from click.testing import CliRunner
-from nfdt_client.run_history import Run, find_run, keep, read_runs, runs_folder
+from nfdt_client.run_history import KeptRun, find_run, keep, read_runs, runs_folder
 
 from nfdt.cli import cli
 from nfdt.cli.runs_page import page_of_runs
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 
-RUN = Run(
+RUN = KeptRun(
     id="20260102-030405-aaaa",
     script="/home/me/train.py",
     arguments=["--rate", "0.1"],
