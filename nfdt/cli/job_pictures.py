@@ -19,7 +19,7 @@ from nfdt.core.events import Event
 from nfdt.core.host.packages import install
 
 if TYPE_CHECKING:
-    pass
+    from nfdt_client.run_history import KeptRun
 
 WIDTH = 20  # of a bar, in characters
 SUFFIXES = (".png", ".svg", ".pdf")
