@@ -205,6 +205,7 @@ def test_a_detached_script_prints_its_job_which_is_listed_with_user_and_script(j
     assert "slow_train.py" in line
 
 
+@pytest.mark.long
 @pytest.mark.feature("`nfdt jobs resume`", area="Detached jobs")
 def test_a_resumed_job_trains_as_many_steps_as_one_that_was_never_cancelled(jobs, resumed, tmp_path):
     assert jobs("attach", resumed[1]).returncode == 0

@@ -204,6 +204,7 @@ def test_a_plan_of_short_steps_states_the_measured_share_of_overhead():
     assert int(share) >= 25
 
 
+@pytest.mark.long
 def test_one_worker_is_offered_nothing_that_needs_several():
     text = planned("--workers", "1", "train.py")
     assert "left out, because they are for several workers: bsp, ssp, n-softsync, dbs-sgd, h-ps, auto" in text

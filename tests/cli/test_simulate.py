@@ -102,6 +102,7 @@ def test_values_of_the_cluster_s_file_are_no_options(tmp_path, name):
     assert f"--set {name}: no effect in a simulation" in done.output
 
 
+@pytest.mark.long
 def test_auto_takes_local_steps_over_slow_links_as_a_second_job(folder):
     Path("train.py").write_text(SCRIPT.replace("epochs=2", "epochs=60"))
     Path("cluster.toml").write_text("[[workers]]\ncount = 2\nstep_ms = 5\nbandwidth_mbit = 0.1\n")

@@ -61,6 +61,7 @@ def test_a_loss_that_grows_out_of_all_proportion_is_warned_of_although_it_is_fin
     )
 
 
+@pytest.mark.long
 def test_the_first_line_names_job_algorithm_workers_and_logs():
     program = NAN.replace("1e12", "0.01").replace("ALGORITHM", "'ddc-asgd'")
     done = subprocess.run(

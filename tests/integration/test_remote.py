@@ -170,6 +170,7 @@ def test_no_command_sends_its_token_in_plain_text_to_another_machine(tmp_path, w
     assert "--insecure" in done.stderr
 
 
+@pytest.mark.long
 def test_who_insists_trains_in_plain_text(run_script, tmp_path):
     cluster = start_server(tmp_path, "--listen", "0.0.0.0:0", "--insecure")
     workers = start_workers(cluster, 2, "--insecure")

@@ -93,8 +93,7 @@ def test_overlapping_pushes_train_as_with_whole_tables(visits):
     assert_same(*(trained(visits, {**overrides, "overlap": 1}, shards=2) for overrides in (ON_SHARDS, ON_WORKERS)))
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("optimizer", [keras.optimizers.SGD, keras.optimizers.Adagrad])
+@pytest.mark.parametrize(("optimizer", "shards"), [(keras.optimizers.SGD, 1), (keras.optimizers.Adagrad, 3)])
 def test_tables_that_shards_make_train_as_tables_that_are_sent(visits, optimizer, shards):
     def build(*, here):
         keras.utils.set_random_seed(4)
