@@ -11,7 +11,7 @@ import pytest
 from tests.support.scripts import environment
 
 DEADLINE_S = 500  # of one backend, on a busy machine
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(3 * DEADLINE_S)]
+pytestmark = [pytest.mark.long, pytest.mark.processes, pytest.mark.timeout(3 * DEADLINE_S)]
 FLOAT = 2e-6
 
 

@@ -139,6 +139,7 @@ print(json.dumps(out))
     return answer(script_fork_server.run(script))
 
 
+@pytest.mark.long
 @pytest.mark.feature("Optimizer state comes back into the script", area="Optimizers")
 def test_training_goes_on_locally_where_the_cluster_stopped(outcome):
     assert outcome["continued"] < 1e-4

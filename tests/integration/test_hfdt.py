@@ -89,6 +89,7 @@ def test_a_ring_equals_one_process_with_the_global_batch(run_script, ranks, laun
     assert few["samples"] == 2 * (ranks - 1)
 
 
+@pytest.mark.long
 def test_streams_callbacks_and_learning_rates_act_on_every_rank(run_script):
     got = answer(
         run_script(

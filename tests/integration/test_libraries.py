@@ -96,6 +96,7 @@ print(json.dumps(out))
 """
 
 
+@pytest.mark.long
 @pytest.mark.feature(
     "KerasHub: text classifier with its preprocessor",
     "KerasHub: causal language model with its preprocessor, and LoRA",

@@ -53,6 +53,7 @@ def test_the_servers_machine_makes_up_for_missing_shards(machines, tmp_path):
         assert got["samples"] == 1500
 
 
+@pytest.mark.long
 def test_the_shard_of_a_lost_machine_goes_on_on_another(machines, tmp_path):
     server, worker, one, two = machines(["server", "worker", "one", "two"])
     with MachinesCluster(tmp_path, server) as cluster:

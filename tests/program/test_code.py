@@ -202,6 +202,7 @@ for number, name in enumerate(("Tiny", "Mine")):
 """
 
 
+@pytest.mark.long
 @pytest.mark.feature("Classes of packages that call `super().__init__(inputs, outputs)` (KerasHub)", area="Models")
 def test_a_graph_of_an_installed_class_is_one_where_no_constructor_ran(tmp_path):
     packages, out = tmp_path / "site-packages", tmp_path / "out"
