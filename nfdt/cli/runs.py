@@ -34,8 +34,8 @@ SHORT = 40  # characters of an ending in the list
 def runs(context: click.Context) -> None:
     """List, show and compare the fits of this user on this machine, also those that have ended.
 
-    Each fit of nfdt run, distribute and session is kept, whatever its end. Fits of nfdt submit and of --detach are not:
-    their server has them, see nfdt jobs. RUN is the id of a run, or a beginning or an end that no other has.
+    Each fit of a script that waits for it is kept, whatever its end. Detached ones (nfdt run --detach) are not: their
+    server has them, see nfdt jobs. RUN is the id of a run, or a beginning or an end that no other has.
     """
     if context.invoked_subcommand is None:
         context.invoke(list_)
