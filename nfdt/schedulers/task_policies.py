@@ -12,6 +12,7 @@ from nfdt.schedulers.throughput import Speeds
 
 SURE_STEPS = 10  # steps of each worker before an epoch is divided permanently
 STALE_STEPS = 20  # age of a measured speed, in step times of its worker, after which it is always measured again
+EXACT = 64  # workers for which the rest of an epoch is divided at every lease; each time as many more, that much rarer
 
 
 class LeaseHolder(Protocol):
@@ -130,9 +131,24 @@ class FinishTogetherTasks(TaskPolicy):
     ends_together = True
     depends_on_speed = True
 
+    def __init__(self) -> None:
+        self._steps: dict[str, int] = {}  # left of the last division, by worker
+        self._uses = self._rest = 0  # of that division, and the tasks that it divided
+
     def limit(self, size: int, worker: LeaseHolder, epoch: EpochView) -> int:
         """Return the worker's part of the rest if the rest is small."""
-        return min(size, _steps_left_for(worker, epoch)) if self._ends_soon(worker.name, size, epoch) else size
+        if not self._ends_soon(worker.name, size, epoch):
+            return size
+        line = epoch.speeds.of(worker.name).now
+        if line is None:
+            return min(size, 1)
+        if self._uses <= 0 or worker.name not in self._steps or epoch.book.remaining > self._rest:
+            self._divide(worker, epoch)
+        self._uses -= 1
+        steps = min(size, self._steps[worker.name])
+        self._steps[worker.name] -= steps
+        stale_s = STALE_STEPS * line.seconds(epoch.size_of(worker.name))
+        return steps or int(epoch.now - worker.leased_at > stale_s)  # occasional steps detect a speed-up
 
     def waiters_alike(self, consistency_alike: bool) -> bool:
         """Return False: a slow worker may wait while a fast one gets a step."""
@@ -146,16 +162,12 @@ class FinishTogetherTasks(TaskPolicy):
         least_s = epoch.book.remaining * epoch.reference / (2 * epoch.samples_per_s)
         return least_s < (size + 1) * step_s.seconds(epoch.size_of(worker))
 
-
-def _steps_left_for(worker: LeaseHolder, epoch: EpochView) -> int:
-    """Return the worker's steps if the rest of the epoch is divided so that all end together."""
-    runners = {w.name: runner for w in epoch.workers if (runner := _runner(w, w is worker, epoch))}
-    if worker.name not in runners:
-        return 1
-    steps = steps_to_share(epoch.book.remaining * epoch.reference, list(runners.values()))
-    own = dict(zip(runners, steps, strict=True))[worker.name]
-    stale_s = STALE_STEPS * runners[worker.name].step_s
-    return own or int(epoch.now - worker.leased_at > stale_s)  # occasional steps detect a speed-up
+    def _divide(self, worker: LeaseHolder, epoch: EpochView) -> None:
+        """Divide the rest of the epoch so that all end together: for many workers once in several calls."""
+        runners = {w.name: runner for w in epoch.workers if (runner := _runner(w, w is worker, epoch))}
+        steps = steps_to_share(epoch.book.remaining * epoch.reference, list(runners.values()))
+        self._steps = dict(zip(runners, steps, strict=True))
+        self._uses, self._rest = max(1, len(runners) // EXACT), epoch.book.remaining
 
 
 def _runner(worker: LeaseHolder, asks: bool, epoch: EpochView) -> Runner | None:

@@ -26,7 +26,7 @@ from nfdt.model.training.metric_states import numbers
 from nfdt.worker.driver import LoopDriver, Step, Want
 from nfdt.worker.pipeline import ShardsMoved
 
-METRICS_SHARE = 0.01  # of a worker's time, at most, in which it takes states of its metrics to report them
+METRICS_SHARE = 0.002  # of a worker's time, at most, in which it takes states of its metrics to report them
 
 
 class TaskTimes:

@@ -70,8 +70,8 @@ def test_the_others_are_looked_at_only_where_it_changes_something(seconds, steps
 
 
 def test_most_leases_of_a_long_epoch_look_at_no_other_worker(monkeypatch):
-    looks, look = [], task_policies._steps_left_for
-    monkeypatch.setattr(task_policies, "_steps_left_for", lambda *args: looks.append(1) or look(*args))
+    looks, look = [], task_policies.steps_to_share
+    monkeypatch.setattr(task_policies, "steps_to_share", lambda *args: looks.append(1) or look(*args))
     cluster = timed("asgd", [0.1] * 40, samples=4000 * BATCH, epochs=1, overrides={"tasks": "finish-together"})
     assert len(looks) < len(cluster.steps) / 4
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from nfdt.consistency import make_policy
@@ -9,6 +11,7 @@ from nfdt.coordinator.decisions import Decisions, batch_sizes, slow_exchange, st
 from nfdt.coordinator.membership import Member, Membership
 from nfdt.coordinator.online_planner import ShardLoad
 from nfdt.core.work.instructions import TaskTime
+from nfdt.schedulers import task_policies
 from nfdt.schedulers.group_shares import FixedSizes
 from nfdt.schedulers.leases import LeaseBook
 from nfdt.schedulers.sources import PlannedTasks
@@ -85,6 +88,30 @@ def test_what_is_left_is_shared_so_that_all_end_together():
     assert lease(parts, 1, steps=4) == 0  # the other worker has finished them earlier
     assert lease(parts, 0, steps=4) == 1
     assert lease(decisions_of(0.1, 0.5), 1, steps=4) == 1
+
+
+def test_the_rest_is_divided_among_hundreds_of_workers_once_in_several_leases(monkeypatch):
+    divided = []
+    share = task_policies.steps_to_share
+    monkeypatch.setattr(task_policies, "steps_to_share", lambda *given: divided.append(given) or share(*given))
+    parts, crowd = decisions_of(**TOGETHER), []
+    for index in range(640):
+        crowd.append(Member(f"worker-{index}", index, seen_at=0.0, ready=True))
+        parts.joined(crowd[-1].name)
+        step(parts, crowd[-1].name, 0.2 if index % 2 else 0.8, 12)
+    book, given = book_of(700), Counter[str]()
+    for now in (0.0, 0.2, 0.4, 0.6):
+        for member in crowd:
+            if (size := parts.leases.size(member, crowd, book, now)) and book.remaining:
+                member.leased_at, member.free_at = now, now + (0.2 if member.index % 2 else 0.8)
+                given[member.name] += len(issued := book.issue(member.name, size))
+                for task in issued:
+                    book.finish(member.name, task.task)
+    assert not book.remaining
+    assert sum(given.values()) == 700
+    fast, slow = (sum(count for name, count in given.items() if int(name[7:]) % 2 == odd) for odd in (1, 0))
+    assert fast > 2 * slow
+    assert len(divided) <= 4 * 640 / 10  # of all requests, by ten times as many workers as are exact
 
 
 def test_a_worker_of_unknown_speed_gets_a_single_step_near_the_end():
