@@ -80,7 +80,7 @@ class Run:
 
 FLAT = (
     Outage("power", "worker", 8, 24, 3),
-    Outage("cut", "worker", 20, 27, 3),
+    Outage("cut", "worker", 20, 50, 3),
     Outage("slow", "worker", 12, 16, 3, mbit=1),
     Outage("pause", "worker", 12, 24, 3),
     Outage("power", "shard", 8, 22, 15, targets=2),  # both machines: one is used, then a slot of the server's machine

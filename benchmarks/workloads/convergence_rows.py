@@ -61,6 +61,7 @@ ROWS: dict[str, StudyRow] = {
     "sync-scaled": StudyRow("bsp", scales_rate=True),
     "local-ddc": StudyRow("local-ddc", {"codec": "identity", "overlap": 0}),
     "local-ddc-hidden": StudyRow("local-ddc", {"codec": "identity"}),
+    "local-ddc-rate": StudyRow("local-ddc", {"codec": "identity", "overlap": 0, "local_rate": 1.5}),
     "diloco": StudyRow("diloco"),
 }
 MAIN = (SEQUENTIAL, "ddc-asgd", "asgd", "staleness-scaled", "dc-asgd", "dc-asgd-a", "dc-asgd-k", "bsp", "sync-scaled")

@@ -64,7 +64,7 @@ class VirtualTraining:
     epochs: int
     lanes: int | None = None
     _artifacts: dict[str, bytes] = field(default_factory=dict)
-    _trainers: dict[tuple[float, float] | None, Trainer] = field(default_factory=dict)
+    _trainers: dict[tuple[tuple[float, float] | None, float], Trainer] = field(default_factory=dict)
 
     def run(
         self,
@@ -102,8 +102,9 @@ class VirtualTraining:
             code=packed.manifest.carries_code,
         )
         read = self._artifacts.__getitem__
-        trainer = self._trainers.get(outer) or Trainer(spec, packed.manifest, read, lanes=self.lanes)
-        self._trainers[outer] = trainer
+        key = outer, algorithm.local_rate
+        trainer = self._trainers.get(key) or Trainer(spec, packed.manifest, read, lanes=self.lanes)
+        self._trainers[key] = trainer
         job = SimulatedJob(spec, packed.manifest, read, cluster, trainer)
         gradient_s, evaluate_s, began = trainer.gradient_s, trainer.evaluate_s, time.perf_counter()
         record = job.run()

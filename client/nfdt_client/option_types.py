@@ -73,6 +73,7 @@ class FitOptions(TypedDict, total=False):
     warmup_epochs: float
     groups: str | int
     local_steps: int | Literal["auto"]
+    local_rate: float
     outer_lr: float
     outer_momentum: float
     # cluster

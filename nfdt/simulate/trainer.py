@@ -67,7 +67,7 @@ class Trainer:
         self.gradient_s, self.evaluate_s, self.gradients = 0.0, 0.0, 0
         self._job = JobModel(spec, manifest, read, lambda name: data.decode_npy(read(name)))
         self.layout = self._job.layout
-        self._step = steps.make_step(self._job.model, manifest)
+        self._step = steps.make_step(self._job.model, manifest, rate=spec.algorithm.local_rate)
         lanes = current().lanes if lanes is None else lanes
         batched = steps.batched_step(self._step) if lanes > 1 else None
         self._pending = PendingGradients(batched, self._job, lanes) if batched is not None else None
@@ -78,7 +78,7 @@ class Trainer:
         self.begin(spec)
 
     def begin(self, spec: JobSpec) -> None:
-        """Reset the state of an earlier job; the new job has the same data and program, but may differ otherwise."""
+        """Reset the state of an earlier job; the new job has the same data, program and ``local_rate``."""
         self._job.use(spec)
         if self._pending is not None:
             self._pending.clear()

@@ -107,7 +107,7 @@ class Worker(LoopDriver):
         rows = (
             RowTaker(index, functools.partial(_take_rows, take_rows, name), stopped) if take_rows is not None else None
         )
-        if built is not None and built.serves(manifest, devices) and not tables:
+        if built is not None and built.serves(manifest, devices, spec.algorithm.local_rate) and not tables:
             built.restart(manifest, read)
         else:
             built = None
@@ -130,10 +130,11 @@ class Worker(LoopDriver):
         self._program = built or BuiltProgram(
             manifest,
             model,
-            steps.make_step(model, manifest, tables, self._job.copies(devices, tables)),
+            steps.make_step(model, manifest, tables, self._job.copies(devices, tables), rate=spec.algorithm.local_rate),
             steps.evaluation_step(model, layout),
             steps.prediction_step(model, layout),
             devices,
+            spec.algorithm.local_rate,
         )
         step = self._program.step
         self._own = LocalWeights(step) if isinstance(step, LocalStep) and spec.algorithm.exchange_facts.local else None

@@ -21,6 +21,14 @@ def decayed(epochs=3, rows=500, batch=20):
     return keras.optimizers.schedules.CosineDecay(0.1, epochs * rows // batch, warmup_target=0.2, warmup_steps=10)
 
 
+class DoubledRate(keras.optimizers.schedules.LearningRateSchedule):
+    def __init__(self, schedule):
+        self.schedule = schedule
+
+    def __call__(self, step):
+        return 2 * self.schedule(step)
+
+
 OPTIMIZERS = {
     "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
     "adamw": lambda: keras.optimizers.AdamW(0.005, weight_decay=0.01),
@@ -41,6 +49,19 @@ def dense(optimizer):
     model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(32, "relu"), keras.layers.Dense(10, "softmax")])
     model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
+
+
+@pytest.mark.parametrize("name", ["adamw", "cosine"])
+def test_the_rate_of_local_steps_is_that_of_the_script_times_a_factor(digits, name):
+    x, y = digits[0][:500], digits[1][:500]
+    at = {"adamw": lambda rate: keras.optimizers.AdamW(rate, weight_decay=0.01), "cosine": keras.optimizers.SGD}[name]
+    rates = {"adamw": (0.0025, 0.005), "cosine": (decayed(), DoubledRate(decayed()))}[name]
+    alone = dense(at(rates[1]))
+    alone.fit(x, y, batch_size=20, epochs=3, shuffle=False, verbose=0)
+    overrides = {"local_steps": 7, "codec": "identity", "local_rate": 2.0}
+    options = {"algorithm": "local-ddc", "overrides": overrides, "transport": "in_process", "epochs": 3}
+    outcome = train(dense(at(rates[0])), x, y, **options, workers=1, shards=1, batch_size=20)
+    np.testing.assert_allclose(outcome.weights, flat(alone), rtol=2e-3, atol=2e-5)
 
 
 @pytest.mark.feature("One worker with local steps equals plain `fit`", area="Algorithms")

@@ -45,13 +45,20 @@ def gradient_step(
     return backend.gradient_step(model, layout, loss_scale, tables, copies)
 
 
-def make_step(model: Any, manifest: Manifest, tables: Sequence[int] = (), copies: Sequence[Any] = ()) -> TrainingStep:
+def make_step(
+    model: Any, manifest: Manifest, tables: Sequence[int] = (), copies: Sequence[Any] = (), *, rate: float = 1.0
+) -> TrainingStep:
     """Return the training step of a worker, for a program's model: one of gradients, or one that runs as it is.
 
-    ``copies``: the model on other devices, see ``KerasBackend.gradient_step``.
+    Args:
+        model: The model.
+        manifest: Its program.
+        tables: Variables, by index, that are exchanged by rows.
+        copies: The model on other devices, see ``KerasBackend.gradient_step``.
+        rate: Factor of the learning rates of optimizers that step here.
     """
     if manifest.steps_on_workers:
-        return current().local_step(model, manifest.layout, JobProgress(stepping_parts(model, manifest)))
+        return current().local_step(model, manifest.layout, JobProgress(stepping_parts(model, manifest), rate))
     return gradient_step(model, manifest.layout, loss_scale=manifest.loss_scale, tables=tables, copies=copies)
 
 
@@ -147,6 +154,7 @@ class BuiltProgram:
         evaluate: Its evaluation step, with its traces.
         predict: Its prediction step, with its traces.
         devices: Devices on which it was made.
+        rate: Factor of the learning rates of optimizers that step here.
     """
 
     manifest: Manifest
@@ -155,10 +163,11 @@ class BuiltProgram:
     evaluate: EvaluationStep
     predict: PredictStep
     devices: tuple[str, ...]
+    rate: float = 1.0
 
-    def serves(self, manifest: Manifest, devices: tuple[str, ...]) -> bool:
+    def serves(self, manifest: Manifest, devices: tuple[str, ...], rate: float = 1.0) -> bool:
         """Whether a job on these devices can use the model: the programs differ in state and sample batch at most."""
-        if self.devices != devices:
+        if (self.devices, self.rate) != (devices, rate):
             return False
         # A model that was built without targets has no variables of metrics, and serves ``predict`` only (decision 51).
         return self.manifest.is_same_program(manifest) and (manifest.predicts or not self.manifest.predicts)
