@@ -80,6 +80,9 @@ def forecast(algorithm: AlgorithmSpec, cluster: Cluster, samples: int) -> Foreca
     elif facts.bounded or facts.merges:  # workers request every single task
         cluster = cluster.map_workers(lambda w: replace(w, exchange_s=w.exchange_s + w.ask_s, ask_s=0.0))
     prediction = predict(preset, cluster)
+    if algorithm.exchange_facts.local:  # hidden exchanges delay no difference: a worker adds to each reply what it did
+        delay = predict(replace(preset, overlap=0), cluster)
+        prediction = replace(prediction, staleness=delay.staleness, most_staleness=delay.most_staleness)
     if facts.bounded:  # in the long run no worker is faster than the slowest
         prediction = _bounded(prediction, algorithm.staleness_bound, cluster)
     if facts.merges:

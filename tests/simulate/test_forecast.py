@@ -41,14 +41,14 @@ USUAL = ("unequal with links", "a full shard")
 LONG = [pytest.param(*case, marks=pytest.mark.long) for case in CASES if case[0] not in USUAL]
 
 
-@pytest.fixture(scope="module")
-def trained():
-    """Provide a function that trains a program, traced once, with any preset on any cluster.
+def trainer(preset, times=1):
+    """Return a function that trains a program, traced once, with any preset of its kind on any cluster.
 
     It returns the second epoch's seconds and mean staleness.
     """
-    with Kept(resolve({"algorithm": "asgd"}, environ={}), CLUSTERS["equal"]) as session:
-        build(rate=1e-4).fit(*MANY, batch_size=BATCH, epochs=2, verbose=0)
+    data = tuple(np.tile(array, (times, *[1] * (array.ndim - 1))) for array in MANY)
+    with Kept(resolve({"algorithm": preset}, environ={}), CLUSTERS["equal"]) as session:
+        build(rate=1e-4).fit(*data, batch_size=BATCH, epochs=2, verbose=0)
     first, artifacts = session.jobs[0], {name: session.read(name) for name in session.submission.blobs}
 
     def train(described, algorithm):
@@ -67,10 +67,16 @@ def trained():
     return train
 
 
-def within_15_percent(trained, described, algorithm):
+@pytest.fixture(scope="module")
+def trained():
+    """Provide the function of :func:`trainer` for gradients."""
+    return trainer("asgd")
+
+
+def within_15_percent(trained, described, algorithm, times=1):
     seconds, staleness = trained(described, algorithm)
     costs = costs_of(described, BATCH, 4 * build().count_params())
-    predicted = forecast(algorithm, costs, len(MANY[0]))
+    predicted = forecast(algorithm, costs, times * len(MANY[0]))
     assert predicted.epoch_s == pytest.approx(seconds, rel=0.15)
     assert predicted.staleness == pytest.approx(staleness, abs=0.5, rel=0.15)
 
@@ -78,6 +84,11 @@ def within_15_percent(trained, described, algorithm):
 @pytest.mark.parametrize(("where", "name"), [*(case for case in CASES if case[0] in USUAL), *LONG])
 def test_predictions_are_within_15_percent_of_the_simulator(trained, where, name):
     within_15_percent(trained, CLUSTERS[where], resolve_algorithm(name))
+
+
+def test_local_steps_are_predicted_in_epochs_of_many_rounds_with_the_delay_of_one_push():
+    where = CLUSTERS["unequal with links"]
+    within_15_percent(trainer("local-ddc", times=4), where, resolve_algorithm("local-ddc"), times=4)
 
 
 @pytest.mark.parametrize(("codec", "overlap"), [("int8", 0), ("bf16", 1), ("adaptive", 0)])
