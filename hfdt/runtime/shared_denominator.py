@@ -9,7 +9,7 @@ import tensorflow as tf
 from nfdt.model.backends.denominator import SUM
 
 if TYPE_CHECKING:
-    from hfdt.runtime.communicator import Communicator  # imports Horovod
+    from hfdt.runtime.tensorflow_ranks import HorovodRanks  # which imports this module
 
 NAME = "hfdt_denominator"
 SAMPLES, SUMS, COUNTED = b"samples", b"sums", b"counted"
@@ -25,7 +25,7 @@ class SharedDenominator:
         ranks: The ranks.
     """
 
-    def __init__(self, ranks: Communicator) -> None:
+    def __init__(self, ranks: HorovodRanks) -> None:
         self._ranks = ranks
         self._agreed: bytes | None = None
         # A separate graph: only there has the operation the same name on ranks with and without rows.
