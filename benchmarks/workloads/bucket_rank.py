@@ -24,15 +24,15 @@ def make_step(case: str, bucket: int, reduce: Any, batch: Any) -> Any:
     import keras
 
     from hfdt.runtime import step as steps
-    from hfdt.runtime.communicator import Communicator
     from hfdt.runtime.shared_denominator import SharedDenominator
+    from hfdt.runtime.tensorflow_ranks import HorovodRanks
     from nfdt.model.program.pack import pack
     from nfdt.model.program.state import load_state
 
     model = build(case, keras)
     packed = pack(model, batch)
     steps.BUCKET = bucket
-    state, shared = load_state(packed.artifacts[packed.manifest.state]), SharedDenominator(Communicator())
+    state, shared = load_state(packed.artifacts[packed.manifest.state]), SharedDenominator(HorovodRanks())
     return steps.AllreduceStep(model, packed.manifest, state, reduce, shared)
 
 

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Protocol
 
 from nfdt.core.errors import ServerUnreachable
 from nfdt.core.host.child_process import ForkedProcess
-from nfdt.core.host.keras_backend import VARIABLE, current_backend
+from nfdt.core.host.keras_backend import TENSORFLOW, VARIABLE, current_backend
 from nfdt.core.host.packages import require_page_packages, require_server_packages
 from nfdt.core.host.private_files import make_folder, private, sweep
 from nfdt.core.host.startup import note_start
@@ -235,7 +235,9 @@ class EmbeddedServer:
 def embedded_server(options: Options) -> Iterator[StartedServer]:
     """Start a job server with the workers that the options ask for; stop it at the end of the block."""
     cluster, topology = options.cluster, options.algorithm.topology_facts
-    if topology.allreduce:
+    if topology.allreduce and current_backend().name != TENSORFLOW:
+        server = EmbeddedServer(cluster.workers, 0, ui=options.ui)  # ranks are worker slots
+    elif topology.allreduce:
         server = EmbeddedServer(0, 0, rings=[ring.describe_ring(cluster)], ui=options.ui)
     elif topology.grouped:
         rings = ring.describe_groups(options.algorithm, cluster)

@@ -18,13 +18,14 @@ from nfdt.core.host.keras_backend import (
     TORCH,
     TRAINING,
     configured_backend,
+    current_backend,
     loaded_backend,
     require_backend,
-    require_tensorflow,
 )
 from nfdt.core.host.launcher_rank import LauncherRank, find_world
 from nfdt.core.host.machine import find_gpus
 from nfdt.core.jobs.names import check_name
+from nfdt.core.jobs.rank_backends import check_ranks
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.job import (
     CLUSTER_OPTIONS,
@@ -114,10 +115,8 @@ class Options(ConnectionOptions):
         Raises:
             CaptureError: it does not.
         """
-        if self.algorithm.topology_facts.flat:
-            require_backend(TRAINING)
-        else:
-            require_tensorflow(f"the ranks of algorithm={self.algorithm.name!r} compute, with Horovod,")
+        require_backend(TRAINING)
+        check_ranks(self.algorithm, self.cluster, current_backend().name)
 
 
 def _seconds(name: str, value: Any) -> float:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from nfdt.core.errors import NotInstalled, UsageError
+from nfdt.core.host.keras_backend import TENSORFLOW, current_backend
 from nfdt.core.host.machine import is_own_address
 from nfdt.core.specs.algorithm import AlgorithmSpec, explicit_groups
 from nfdt.core.specs.job import ClusterSpec
@@ -20,8 +21,8 @@ END_S = 15.0
 
 
 def require_horovod(algorithm: str) -> None:
-    """Raise NotInstalled if Horovod is not installed."""
-    if importlib.util.find_spec("horovod") is None:
+    """Raise NotInstalled if the ranks of an algorithm need Horovod, as on TensorFlow, and it is not installed."""
+    if current_backend().name == TENSORFLOW and importlib.util.find_spec("horovod") is None:
         raise NotInstalled(
             f"algorithm={algorithm!r}: expected Horovod in this Python. Received: none. "
             "Run: ./scripts/install-horovod or choose another algorithm."

@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from hfdt.runtime.artifacts import ReadableArtifacts
 from hfdt.runtime.batch_split import split_by_shares, weight_of
-from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.group_step import GroupExchange, GroupStep
 from hfdt.runtime.job import RingJob
+from hfdt.runtime.tensorflow_ranks import HorovodRanks
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.spans import SpanRing
@@ -82,7 +82,7 @@ class GroupJob(RingJob):
     def __init__(
         self,
         spec: JobSpec,
-        communicator: Communicator,
+        communicator: HorovodRanks,
         artifacts: ReadableArtifacts,
         members: Sequence[int],
         spans: SpanRing | None = None,

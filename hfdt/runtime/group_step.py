@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.shared_denominator import SharedDenominator
 from hfdt.runtime.step import GRADIENT
+from hfdt.runtime.tensorflow_ranks import HorovodRanks
 from nfdt.core.arrays.layout import Array, ParameterLayout
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
@@ -72,7 +72,7 @@ class GroupExchange:
         wants_weights: Whether the replies to pushes should contain weights.
     """
 
-    def __init__(self, communicator: Communicator, size: int, first_update: int, shards: int) -> None:
+    def __init__(self, communicator: HorovodRanks, size: int, first_update: int, shards: int) -> None:
         self._communicator, self._size, self._first, self._shards = communicator, size, first_update, shards
         self.client: ParameterClient | None = None
         self.weights: Array | None = None
@@ -149,7 +149,7 @@ class GroupStep:
     """
 
     def __init__(
-        self, model: Any, manifest: Manifest, state: State, communicator: Communicator, exchange: GroupExchange
+        self, model: Any, manifest: Manifest, state: State, communicator: HorovodRanks, exchange: GroupExchange
     ) -> None:
         self.layout = manifest.layout
         self._start = np.asarray(state.weights, np.float32)

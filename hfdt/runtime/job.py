@@ -17,9 +17,7 @@ import numpy as np
 
 from hfdt.runtime.artifacts import ReadableArtifacts
 from hfdt.runtime.batch_split import prepared_ahead, split_rows, weight_of
-from hfdt.runtime.communicator import Communicator, device_name
-from hfdt.runtime.shared_denominator import SharedDenominator
-from hfdt.runtime.step import AllreduceStep
+from hfdt.runtime.communicator import Communicator
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import ProtocolError
 from nfdt.core.host.machine import process_usage
@@ -29,8 +27,6 @@ from nfdt.core.work.emulated_steps import EmulatedSteps
 from nfdt.core.work.spans import END_OF_EPOCH, EVALUATE, STEP, SpanRing
 from nfdt.core.work.statistics import BY_RANK, codec_totals, step_totals
 from nfdt.core.work.tasks import Task
-from nfdt.model.backends.contract import as_tensors
-from nfdt.model.backends.tensorflow_step import in_graph, step_logs
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.state import State, load_state
 from nfdt.model.training import data, merge
@@ -81,7 +77,7 @@ class RingJob:
         )
         model = self._part.model
         self.step = self._make_step(manifest, load_state(artifacts.path(manifest.state)))
-        self._test: Any = in_graph(lambda batch: step_logs(model.test_step(batch), "test_step"), model)
+        self._test = communicator.test_step(model, manifest)
         self._metrics, self._untrained = self._part.metrics, self._part.untrained
         self._base: list[Array] = []
         self._logs: Mapping[str, Any] = {}
@@ -93,9 +89,8 @@ class RingJob:
 
     def _make_step(self, manifest: Manifest, state: State) -> Any:
         scaled = self.spec.algorithm.scale_lr is not None
-        reducer = self._communicator.reducer(self.spec.algorithm.codec)
-        shared = SharedDenominator(self._communicator)
-        return AllreduceStep(self._part.model, manifest, state, reducer, shared, scales=scaled)
+        codec = self.spec.algorithm.codec
+        return self._communicator.training_step(self._part.model, manifest, state, codec, scales=scaled)
 
     def execute(self, instruction: ins.Instruction) -> ins.Report:
         """Execute an instruction on all ranks; the report of rank 0 is sent to the coordinator."""
@@ -256,9 +251,7 @@ class RingJob:
     def _on_evaluate(self, request: ins.Evaluate) -> ins.Report:
         self._part.load_untrained(request.untrained)
         self._part.begin_validation(request.epoch)
-        own = self._part.evaluate(
-            self._evaluated_parts(request.tasks), lambda batch: self._test(as_tensors(batch)), self.advanced
-        )
+        own = self._part.evaluate(self._evaluated_parts(request.tasks), self._test, self.advanced)
         merged = merge_metric_states(self._communicator.gather(own))
         return ins.Report(evaluated=ins.Evaluated(request.epoch, tuple(t.task for t in request.tasks), merged))
 
@@ -280,7 +273,7 @@ class RingJob:
     def _own_totals(self) -> dict[str, Any]:
         """Return the totals of this rank, and its process."""
         totals = step_totals(self._own_samples, self.steps, self.compute_s, self.compute_s)
-        process = {"host": socket.gethostname(), "pid": os.getpid(), "device": device_name()}
+        process = {"host": socket.gethostname(), "pid": os.getpid(), "device": self._communicator.device_name()}
         return {**totals, **process_usage(), **process}
 
     def statistics(self, **more: int) -> dict[str, Any]:

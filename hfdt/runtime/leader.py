@@ -16,10 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hfdt.keras.horovod_api import is_broken_world
 from hfdt.runtime.artifacts import share
 from hfdt.runtime.communicator import Communicator
-from hfdt.runtime.group_step import connect
 from hfdt.runtime.ring import Command, RingMember
 from hfdt.runtime.slot_connection import LOOK_S, SlotConnection, leave_failure, report_failure, watch_failures
 from hfdt.runtime.state_service import StateService
@@ -179,6 +177,8 @@ class GroupLeader(Leader):
             self._client = None
 
     def _start_job(self, assignment: pb.WorkerAssignment) -> None:
+        from hfdt.runtime.group_step import connect  # groups train on TensorFlow alone
+
         self._build(assignment, members=self._members)
         job, number, stopped = self._ring.job, self._members[0], self._connection.stopped
         options = {"spec": job.spec, "number": number, "stopped": stopped, "insecure": self._connection.insecure}
@@ -216,7 +216,7 @@ def lead(ring: RingMember, server: str, directory: Path, members: Sequence[int] 
         kind(ring, connection, members).run()
     except Exception as error:
         logger.exception("rank 0 failed")
-        if is_broken_world(error):
+        if ring.communicator.is_broken(error):
             failure_reported.wait(BLAME_S)  # another rank has the reason; otherwise the launcher's log has it
         else:
             report_failure(directory, connection, 0, error)
@@ -238,7 +238,7 @@ def follow(ring: RingMember, directory: Path, *, lingers: bool) -> None:
     except Exception as error:
         rank = ring.communicator.rank
         logger.exception("rank %d failed", rank)
-        if not is_broken_world(error):
+        if not ring.communicator.is_broken(error):
             leave_failure(directory, rank, error)
         elif not lingers:
             threading.Event().wait(BLAME_S)  # the launcher should see the end of the lost rank first

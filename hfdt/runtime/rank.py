@@ -37,11 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with worker_imports():
             from hfdt.keras.horovod_api import is_elastic
-            from hfdt.runtime.communicator import Communicator, share_machine
             from hfdt.runtime.leader import run_launched_rank
+            from hfdt.runtime.tensorflow_ranks import HorovodRanks
 
-        communicator = Communicator()
-        share_machine(communicator, options.neighbours)
+        communicator = HorovodRanks()
+        communicator.share_machine(options.neighbours)
         if is_elastic():
             from hfdt.runtime.elastic.rank import ElasticRank
 

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
 from nfdt.model.backends.denominator import SUM
 
-if TYPE_CHECKING:
-    from hfdt.runtime.communicator import Communicator  # imports Horovod
-
 NAME = "hfdt_denominator"
 SAMPLES, SUMS, COUNTED = b"samples", b"sums", b"counted"
+
+
+class SummingRanks(Protocol):
+    """The ranks, as far as denominators need them."""
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """Return every rank's ``data``, by rank."""
+        ...
+
+    def sum(self, tensor: Any, name: str) -> Any:
+        """Return the sum of a tensor over all ranks; also usable inside a graph."""
+        ...
 
 
 class SharedDenominator:
@@ -25,7 +34,7 @@ class SharedDenominator:
         ranks: The ranks.
     """
 
-    def __init__(self, ranks: Communicator) -> None:
+    def __init__(self, ranks: SummingRanks) -> None:
         self._ranks = ranks
         self._agreed: bytes | None = None
         # A separate graph: only there has the operation the same name on ranks with and without rows.

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from hfdt.runtime.rank_step import RankStep
 from hfdt.runtime.slot_connection import SlotConnection
-from hfdt.runtime.step import AllreduceStep
 from nfdt.core.arrays.safetensors_io import stream_parts
 from nfdt.core.errors import ProtocolError, ShapeMismatch, UsageError
 from nfdt.core.wire import shards_pb2 as pb
@@ -37,7 +37,7 @@ class StateService(shards_pb2_grpc.ShardServicer):
         version: Number of updates.
     """
 
-    def __init__(self, step: AllreduceStep, assignment: ShardAssignment, connection: SlotConnection) -> None:
+    def __init__(self, step: RankStep, assignment: ShardAssignment, connection: SlotConnection) -> None:
         self._step = step
         self._lock = threading.Lock()
         self._learning_rate: float | None = None

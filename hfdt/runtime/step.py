@@ -9,24 +9,22 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from hfdt.runtime.rank_step import RankStep, scale_learning_rate
 from hfdt.runtime.shared_denominator import SharedDenominator
-from nfdt.core.arrays.layout import Array, ParameterLayout
-from nfdt.core.errors import ShapeMismatch, UsageError
-from nfdt.model.backends.contract import as_tensors, own_loss_scale
+from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.model.backends.contract import as_tensors
 from nfdt.model.backends.denominator import LossDenominator
 from nfdt.model.backends.direct_call import DirectCall, Prepared
 from nfdt.model.backends.tensorflow_step import in_graph, of_this_graph, replace_optimizer, step_logs
-from nfdt.model.keras_internals import training as keras_training
 from nfdt.model.program.manifest import Manifest
-from nfdt.model.program.optimizer import inner_optimizer
 from nfdt.model.program.state import State
 
 GRADIENT = "hfdt_gradient"
 BUCKET = 2**20  # elements; smaller messages cost more than they hide
 
 
-class AllreduceStep:
-    """Model and optimizer on one rank; weights stay equal on all ranks because all apply the same updates.
+class AllreduceStep(RankStep):
+    """Step on TensorFlow, with operations of Horovod in its graph.
 
     The gradients are reduced before clipping and before the optimizer. A dynamic loss scale depends on the reduced
     gradient, so that all ranks skip the same steps. They are reduced in buckets of consecutive variables, of which the
@@ -54,8 +52,7 @@ class AllreduceStep:
         *,
         scales: bool = False,
     ) -> None:
-        self._model = model
-        self.layout = manifest.layout
+        super().__init__(model, manifest, state)
         self._buckets = buckets(self.layout)
         # A separate graph: only there do the operations have the same names on ranks with and without rows.
         specs = [tf.TensorSpec([_size(self.layout, bucket)], tf.float32) for bucket in self._buckets]
@@ -64,33 +61,17 @@ class AllreduceStep:
             tf.function(lambda gradient, name=name: reduce(gradient, name), input_signature=[spec])
             for spec, name in zip(specs, names, strict=True)
         ]
-        self._variables = list(model.trainable_variables)
-        self.optimizer = inner_optimizer(model)
-        scale = manifest.loss_scale or own_loss_scale(model.optimizer)
-        self._recording = replace_optimizer(model, self.layout, scale)
         self._denominator, self.shared = LossDenominator(model), shared
-        self.optimizer.loss_scale_factor = None  # the recording optimizer removes the scale
-        self.optimizer.build(self._variables)
-        if self.optimizer.weight_decay and not all(manifest.decay or ()):
-            # The optimizer's configuration, from which it was made, lacks exclude_from_weight_decay().
-            keras_training.set_weight_decay_use(self.optimizer, self._variables, manifest.decay or ())
-        self.load(State(state.weights, state.optimizer))
         self._factor = _scale_learning_rate(self.optimizer) if scales else None
         self._compute: Any = in_graph(self._computed, model)
         self._apply: Any = in_graph(self._applied, model)
         self._run = DirectCall(self._whole, None if model.run_eagerly else _graph)
 
+    def _replace_optimizer(self, model: Any, loss_scale: Mapping[str, Any] | None) -> None:
+        self._recording = replace_optimizer(model, self.layout, loss_scale)
+
     def __call__(self, batch: Any, weight: float, pause: Callable[[float], None] | None = None) -> Mapping[str, Any]:
-        """Train on this rank's part of a global batch; collective.
-
-        Args:
-            batch: A pytree of arrays, or a prepared one; None for a rank without rows.
-            weight: Fraction of the global batch in this part.
-            pause: Called with the time of the gradient in seconds, before it is reduced, to emulate a slower rank.
-
-        Returns:
-            The logs of ``train_step`` on this rank; empty without rows.
-        """
+        """Train on this rank's part of a global batch; collective."""
         share = tf.constant(np.float32(weight))  # of a Python number TensorFlow keeps the tensor for ever
         if batch is None:
             self.shared.agree(None, has_rows=False)
@@ -152,50 +133,10 @@ class AllreduceStep:
         else:
             tf.cond(finite, update, lambda: None)
 
-    # ---- state
-
     def set_factor(self, value: float) -> None:
         """Multiply the learning rate by this factor from the next step on."""
         assert self._factor is not None
         self._factor.assign(value)
-
-    def set_learning_rate(self, value: float) -> None:
-        """Replace the learning rate.
-
-        Raises:
-            UsageError: the optimizer follows a schedule.
-        """
-        if not keras_training.has_fixed_learning_rate(self.optimizer):
-            raise UsageError(
-                f"Learning rate: expected a plain number in the optimizer to replace by {value}. Received: a schedule."
-            )
-        self.optimizer.learning_rate = value
-
-    def weights(self) -> Array:
-        """Return a copy of the trainable variables, flat, float32."""
-        return self.layout.flatten([np.asarray(v.value) for v in self._variables])
-
-    def read(self) -> State:
-        """Return a copy of weights and optimizer variables."""
-        variables = {i: np.array(v.value) for i, v in enumerate(self.optimizer.variables)}
-        return State(self.weights(), optimizer=variables)
-
-    def load(self, state: State) -> None:
-        """Replace the weights and, where given, the optimizer variables.
-
-        Raises:
-            ShapeMismatch: the state belongs to another model.
-        """
-        for variable, value in zip(self._variables, self.layout.unflatten(state.weights), strict=True):
-            variable.assign(value)
-        own = self.optimizer.variables
-        for index, value in state.optimizer.items():
-            if index >= len(own) or tuple(own[index].shape) != np.shape(value):
-                raise ShapeMismatch(
-                    f"Optimizer variable {index}: expected one of {len(own)} of the program's shapes. Received: shape "
-                    f"{np.shape(value)}. The state belongs to another program."
-                )
-            own[index].assign(value)
 
 
 def buckets(layout: ParameterLayout) -> list[list[int]]:
@@ -224,12 +165,7 @@ def _graph(function: Any) -> Any:
 
 
 def _scale_learning_rate(optimizer: Any) -> Any:
-    """Scale the optimizer's rate by a factor, which starts at 1, for every read during a step; return the factor."""
+    """Scale the optimizer's rate by a variable, which starts at 1; return the variable."""
     factor = tf.Variable(1.0, trainable=False)
-    plain = keras_training.learning_rate_method(optimizer)
-
-    def scaled() -> Any:
-        return tf.convert_to_tensor(plain(), tf.float32) * factor
-
-    keras_training.replace_learning_rate_method(optimizer, scaled)
+    scale_learning_rate(optimizer, lambda rate: tf.convert_to_tensor(rate, tf.float32) * factor)
     return factor

@@ -90,6 +90,10 @@ class JobSlots:
             return False
         return self._is_on_backend(slot) or (self._portable and not self.server.is_launched(slot))
 
+    def accepts_rank(self, slot: PoolSlot) -> bool:
+        """Whether a worker slot can be a rank of this job: all ranks run on the client's backend."""
+        return self._is_on_backend(slot) and self.accepts(slot)
+
     def _is_on_backend(self, slot: PoolSlot) -> bool:
         return backend_of(slot.versions) == backend_of(self.spec.versions)
 

@@ -15,6 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from nfdt.core.errors import NfdtError, PolicyRefused, UsageError
+from nfdt.core.host.keras_backend import TENSORFLOW
+from nfdt.core.jobs.admission import backend_of
+from nfdt.core.jobs.rank_backends import check_ranks
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.context import ServerContext
@@ -276,7 +279,7 @@ class SlotRings(RingMaker):
         self._slots.evict_other_sessions()
 
     def _fresh(self, free: Sequence[PoolSlot]) -> list[PoolSlot]:
-        return [slot for slot in free if not slot.used and self._slots.accepts(slot)]
+        return [slot for slot in free if not slot.used and self._slots.accepts_rank(slot)]
 
     def _refuse_plain_text(self, groups: Sequence[Sequence[int]]) -> None:
         """Raise if there are enough slots, but not for each ring on one machine."""
@@ -313,10 +316,11 @@ def members_of(shape: RingShape) -> tuple[int, ...]:
 def takes_slots(server: ServerContext, spec: JobSpec) -> bool:
     """Whether the ranks of a job are worker slots of the pool.
 
-    With the launcher ``auto`` they are, on a shared server.
+    With the launcher ``auto`` they are, on a shared server; and if Horovod, whose launchers are the others, is not
+    theirs.
     """
-    shape = RingShape.of(spec.cluster)
-    return shape.in_slots or (shape.launcher == "auto" and not server.embedded)
+    shape, of_horovod = RingShape.of(spec.cluster), backend_of(spec.versions) == TENSORFLOW
+    return shape.in_slots or (shape.launcher == "auto" and not (server.embedded and of_horovod))
 
 
 def make_rings(slots: JobSlots, job_log: JobLog, fail: Callable[[BaseException], None]) -> RingMaker | None:
@@ -330,9 +334,11 @@ def admit_rings(server: ServerContext, spec: JobSpec) -> None:
     """Refuse a job whose ranks cannot or may not be launched here.
 
     Raises:
+        CaptureError: See :func:`nfdt.core.jobs.rank_backends.check_ranks`.
         UsageError: The server launches no rings, Horovod is not installed, or the launcher is missing.
         PolicyRefused: See :func:`refuse_reach`.
     """
+    check_ranks(spec.algorithm, spec.cluster, backend_of(spec.versions))
     shape, from_slots = RingShape.of(spec.cluster), takes_slots(server, spec)
     if from_slots and not server.embedded:
         refuse_reach(shape)

@@ -10,8 +10,8 @@ import pytest
 
 import hfdt.keras as hvd
 from hfdt.runtime.artifacts import RankArtifacts
-from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.group_job import GroupJob
+from hfdt.runtime.tensorflow_ranks import HorovodRanks
 from nfdt.core.sharding import make_plan
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.core.work import instructions as ins
@@ -69,7 +69,7 @@ class Group:
             validation=DataSpec(kind="arrays", structure=[0, 1, None], arrays=tuple(names), samples=len(x)),
         )
         self.manifest = packed.manifest
-        communicator = Communicator()
+        communicator = HorovodRanks()
         members = range(hvd.size())
         self.job = GroupJob(self.spec, communicator, RankArtifacts(folder), members)
         if communicator.rank == 0:

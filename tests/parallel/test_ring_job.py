@@ -11,8 +11,8 @@ import pytest
 
 import hfdt.keras as hvd
 from hfdt.runtime.artifacts import RankArtifacts
-from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.job import RingJob
+from hfdt.runtime.tensorflow_ranks import HorovodRanks
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.tasks import Task
@@ -63,7 +63,7 @@ def ring_job(folder, *, run_eagerly: bool = False) -> RingJob:
         fit=FitSpec(epochs=1, batch_size=ROWS, shuffle=False),
         train=DataSpec(kind="arrays", structure=[0, 1, None], arrays=tuple(names), samples=SAMPLES),
     )
-    return RingJob(spec, Communicator(), RankArtifacts(folder))
+    return RingJob(spec, HorovodRanks(), RankArtifacts(folder))
 
 
 def train(job: RingJob) -> np.ndarray:

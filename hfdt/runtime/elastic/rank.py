@@ -14,11 +14,11 @@ from horovod.runner.common.util import network
 from hfdt.horovodrun import find_loopback_port
 from hfdt.keras.elastic import run_in_worlds
 from hfdt.keras.horovod_api import enter_next_world
-from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.elastic.ring import ElasticMember
 from hfdt.runtime.leader import BLAME_S, Leader
 from hfdt.runtime.ring import Command
 from hfdt.runtime.slot_connection import SlotConnection, report_failure, watch_failures
+from hfdt.runtime.tensorflow_ranks import HorovodRanks
 from nfdt.core.specs.horovod_options import NEWS
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
@@ -74,7 +74,7 @@ class ElasticRank:
         directory: Directory of the ring, with the token.
     """
 
-    def __init__(self, communicator: Communicator, server: str, directory: Path | None) -> None:
+    def __init__(self, communicator: HorovodRanks, server: str, directory: Path | None) -> None:
         self._server = server
         reaches = bool(server) and directory is not None and os.access(directory / "token", os.R_OK)
         self._ring = ElasticMember(communicator, directory, reaches_server=reaches)

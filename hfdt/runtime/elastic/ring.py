@@ -20,9 +20,9 @@ import horovod.tensorflow as hvd
 from horovod.common.elastic import State
 
 from hfdt.runtime.artifacts import OpenArtifacts, share
-from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.elastic.job import ElasticJob, Snapshot
 from hfdt.runtime.ring import Command, RingMember
+from hfdt.runtime.tensorflow_ranks import HorovodRanks
 from nfdt.core.errors import JobFailed
 from nfdt.core.specs.job import parse_job
 from nfdt.core.work import instructions as ins
@@ -105,7 +105,7 @@ class ElasticMember(RingMember, State):
 
     def __init__(
         self,
-        communicator: Communicator,
+        communicator: HorovodRanks,
         directory: Path | None,
         *,
         reaches_server: bool,

@@ -13,10 +13,10 @@ from contextlib import AbstractContextManager
 
 from hfdt.keras.horovod_api import break_off, init, is_broken_world, leave_world
 from hfdt.runtime.artifacts import OpenArtifacts
-from hfdt.runtime.communicator import Communicator, share_machine
 from hfdt.runtime.elastic.rank import ElasticLeader
 from hfdt.runtime.elastic.ring import ElasticMember
 from hfdt.runtime.slot_connection import SlotConnection
+from hfdt.runtime.tensorflow_ranks import HorovodRanks
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.rank_worlds import RankWorlds
 from nfdt.core.work.spans import SpanRing
@@ -39,7 +39,7 @@ class SlotMember(ElasticMember):
     """
 
     def __init__(
-        self, communicator: Communicator, open_artifacts: OpenArtifacts, spans: SpanRing, worlds: RankWorlds
+        self, communicator: HorovodRanks, open_artifacts: OpenArtifacts, spans: SpanRing, worlds: RankWorlds
     ) -> None:
         super().__init__(communicator, None, reaches_server=True, open_artifacts=open_artifacts, spans=spans)
         self._worlds = worlds
@@ -83,8 +83,8 @@ class ElasticSlotRank:
             Exception: the exception of the user's code.
         """
         with self._meet(assignment):
-            communicator = Communicator()
-        share_machine(communicator)
+            communicator = HorovodRanks()
+        communicator.share_machine()
         ring = SlotMember(communicator, open_artifacts, spans, self._worlds)
         self._worlds.break_off = break_off
         try:

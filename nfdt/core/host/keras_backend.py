@@ -14,7 +14,9 @@ from nfdt.core.errors import CaptureError
 TENSORFLOW = "tensorflow"
 TORCH = "torch"
 TRAINING = (TENSORFLOW, "jax", TORCH)
-"""Backends on which workers train; shards and ranks run on TensorFlow."""
+"""Backends on which workers train; shards run on TensorFlow."""
+RANKS = (TENSORFLOW, "jax")
+"""Backends on which ranks of an allreduce train; those of groups and of elastic rings run on the first."""
 VARIABLE = "KERAS_BACKEND"
 
 

@@ -52,6 +52,7 @@ class JaxGradientStep(JaxStep):
 
     Attributes:
         optimizer: Its recording optimizer.
+        changing: The variables that a step changes: untrained ones, those of metrics, and of the optimizer.
         sums: Whether the loss is a sum; known after the first step.
     """
 
@@ -62,7 +63,7 @@ class JaxGradientStep(JaxStep):
         self.optimizer = JaxRecordingOptimizer(model.optimizer, layout, loss_scale or own_loss_scale(model.optimizer))
         replace_everywhere(model, self.optimizer)
         self._version = int(self.optimizer.iterations)
-        self._changing = [*model.non_trainable_variables, *model.metrics_variables, *self.optimizer.variables]
+        self.changing = [*model.non_trainable_variables, *model.metrics_variables, *self.optimizer.variables]
         self._counts = [len(model.non_trainable_variables), len(model.metrics_variables), len(self.optimizer.variables)]
         self._by_variable = self._placement.is_distributed or jax.default_backend() == "cpu"
         self._denominator, self.sums = LossDenominator(model), False
@@ -76,10 +77,10 @@ class JaxGradientStep(JaxStep):
 
     def _compute(self, weights: Any, batch: PreparedBatch, version: int, share: float) -> GradientResult:
         self.optimizer.iterations.assign(version)
-        held = [variable.value for variable in self._changing]
+        held = [variable.value for variable in self.changing]
         factor = np.float32(1.0 / share)
         gradient, logs, finite, changed, counted = self._run(self._cut(weights), held, batch.pytree, factor)
-        assign_values(self._changing, changed)
+        assign_values(self.changing, changed)
         return GradientResult(self._joined(gradient), logs, bool(finite), SUM if self.sums else counted)
 
     def _cut(self, weights: Any) -> Any:

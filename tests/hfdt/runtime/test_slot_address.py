@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("horovod")
 
-from hfdt.runtime.slot_rank import interface_of, place_of
+from hfdt.runtime.network_interface import interface_of
+from hfdt.runtime.tensorflow_ranks import place_of
 from nfdt.core.errors import UsageError
 from nfdt.launch.ring import place_ranks
 

@@ -7,9 +7,7 @@ import socket
 
 import pytest
 
-pytest.importorskip("psutil")
-
-from hfdt.keras.horovod_api import RankSockets
+from nfdt.core.wire.rank_sockets import RankSockets
 
 
 @pytest.fixture

@@ -1,0 +1,111 @@
+"""Rings of ranks on JAX, in real processes: as one process with the global batch, and ended by the loss of a rank."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.scripts import NFDT, answer
+
+pytestmark = pytest.mark.processes
+
+HEAD = """
+import os
+os.environ["KERAS_BACKEND"] = "jax"
+import json
+import keras
+import nfdt
+import numpy as np
+
+random = np.random.default_rng(0)
+x, y = random.normal(size=(97, 12)).astype("float32"), random.integers(0, 5, 97)
+weights = random.uniform(0.0, 2.0, 97)
+validation = (x[:33], y[:33])
+
+def build(loss="sparse_categorical_crossentropy", norm=True):
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.BatchNormalization(trainable=False)] if norm else []
+    model = keras.Sequential([keras.Input((12,)), *layers, keras.layers.Dense(8, "relu", kernel_regularizer="l2"),
+                              keras.layers.Dense(5, "softmax")])
+    model.compile(keras.optimizers.Adam(0.01), loss, weighted_metrics=["accuracy"])
+    return model
+"""
+
+EQUAL = (
+    HEAD
+    + """
+SparseLoss = keras.losses.SparseCategoricalCrossentropy
+losses = dict(
+    samples="sparse_categorical_crossentropy",
+    sums=SparseLoss(reduction="sum"),
+    counted=SparseLoss(reduction="mean_with_sample_weight"),
+)
+
+class Halves(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.optimizer.learning_rate = 0.005
+
+def train(loss, batch_size):
+    model = build(losses[loss])
+    history = model.fit(
+        x, y, sample_weight=weights, batch_size=batch_size, epochs=2, shuffle=False, verbose=0,
+        validation_data=validation, callbacks=[Halves()],
+    )
+    return model.get_weights(), history
+
+found = {}
+for loss in LOSSES:
+    with nfdt.session(algorithm="allreduce", workers=2):
+        ring, history = train(loss, 16)  # the last step has one row, and so a rank without any
+    alone, plain = train(loss, 32)
+    statistics = history.nfdt["worker-0"]
+    found[loss] = dict(
+        weights=max(float(np.abs(a - b).max()) for a, b in zip(ring, alone, strict=True)),
+        logs={name: max(abs(a - b) for a, b in zip(v, plain.history[name])) for name, v in history.history.items()},
+        ranks=statistics["ranks"], steps=statistics["steps"], pids=len({r["pid"] for r in statistics["by_rank"]}),
+        samples=[rank["samples"] for rank in statistics["by_rank"]],
+    )
+print(json.dumps(found))
+"""
+)
+
+KILLED = (
+    HEAD
+    + """
+import time
+
+class Clock(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        self.began = time.monotonic()
+
+clock = Clock()
+try:
+    with nfdt.session(algorithm="allreduce", workers=2, emulate={"fail": "RANK@20"}):
+        build().fit(x, y, epochs=500, verbose=0, callbacks=[clock])
+except nfdt.errors.JobFailed as error:
+    print(json.dumps(dict(text=str(error), seconds=time.monotonic() - clock.began)))
+"""
+)
+
+PYTHON = (NFDT[0],)
+
+
+@pytest.mark.feature("`allreduce` on JAX, by Gloo", area="Algorithms")
+@pytest.mark.parametrize("losses", [("samples",), pytest.param(("sums", "counted"), marks=pytest.mark.long)])
+def test_two_ranks_on_jax_equal_one_process_with_the_global_batch(run_script, losses):
+    found = answer(run_script(EQUAL.replace("LOSSES", repr(losses)), command=PYTHON))
+    assert found.keys() == set(losses)
+    for got in found.values():
+        assert got["weights"] < 2e-5
+        assert got["logs"].keys() == {"loss", "accuracy", "val_loss", "val_accuracy"}
+        assert max(got["logs"].values()) < 1e-4
+        assert (got["ranks"], got["steps"], got["pids"]) == (2, 2 * 4, 2)
+        assert got["samples"] == [2 * 49, 2 * 48]
+
+
+@pytest.mark.feature("A rank on JAX is killed: the job ends and names it", area="Failures")
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.long)], ids=["a rank", "the leader"])
+def test_a_rank_on_jax_that_is_killed_ends_the_job_and_is_named(run_script, rank):
+    found = answer(run_script(KILLED.replace("RANK", str(rank)), command=PYTHON))
+    assert f"ring of 2 ranks ended: rank {rank} is lost" in found["text"]
+    assert "SIGKILL" in found["text"]
+    assert found["seconds"] < 60
