@@ -240,23 +240,25 @@ class SlotPool:
     def assign_chosen(self, user: SlotUser, role: Role, choose: SlotChoice, ring: str = "") -> list[PoolSlot]:
         """Assign the free slots that a function chooses to a job; see :meth:`assign`."""
         with self._changed:
+            code_user = self._code_user_of(user.session) if user.code else None
+            if user.code and code_user is None:
+                return []
             taken = list(choose(self._free(role, ring), self._spare(role, ring, user.job_id)))
             for slot in taken:
                 slot.job_id, slot.listener = user.job_id, user.listener
                 slot.assigned = slot.released = False
                 if user.code:
-                    slot.code_user, slot.session = self._code_user_of(user.session), user.session
+                    slot.code_user, slot.session = code_user, user.session
                 slot.heartbeat_s, slot.lost_s = user.cluster.heartbeat_s, user.cluster.lost_s
                 slot.every_s = self.interval_s(slot.heartbeat_s)
                 slot.told = False
                 slot.heard_at = self._clock.now()  # it has sent heartbeats at another interval
             return taken
 
-    def _code_user_of(self, session: str) -> int:
-        """Return the number of the user that runs the code of a session: that of its other slots, else one of nobody.
+    def _code_user_of(self, session: str) -> int | None:
+        """Return the number of the user that runs the code of a session: that of its other slots, or a new one.
 
-        Raises:
-            ProtocolError: Every number has a session.
+        None: all are those of other sessions that have slots.
         """
         taken = {slot.session: slot.code_user for slot in self._slots if slot.code_user is not None}
         if (known := taken.get(session)) is not None:
@@ -266,7 +268,7 @@ class SlotPool:
             self._code_user = (self._code_user + 1) % CODE_USERS  # the number that was free for longest
             if self._code_user not in numbers:
                 return self._code_user
-        raise ProtocolError(f"Slots: expected code of at most {CODE_USERS} sessions at a time.")
+        return None
 
     def reserve(self, job_id: str, choose: SlotChoice) -> list[PoolSlot]:
         """Reserve as many worker slots for a job as a function chooses, until :meth:`unreserve`.
