@@ -288,7 +288,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--host", default=LOOPBACK, help="address of this machine at which others reach the slot")
     parser.add_argument("--wait", type=float, default=PATIENCE_S, metavar="SECONDS", help="for a server that is silent")
     parser.add_argument("--grace", type=float, default=GRACE_S, metavar="SECONDS", help="to end in order")
-    parser.add_argument("--code-user", metavar="NAME", help="run code of jobs as this account, or `dynamic`")
+    parser.add_argument("--code-user", metavar="NAME", help="run code of jobs as this account, or `each-session`")
     parser.add_argument("--code-home", type=Path, metavar="DIR", help="to make for that account")
     parser.add_argument("--watch-stdin", action="store_true", help="exit when standard input closes; end at any input")
     parser.add_argument("--log-level", default="info")

@@ -12,7 +12,7 @@ import pytest
 
 from nfdt.core.errors import UsageError
 from nfdt.core.host import code_user
-from nfdt.core.host.code_user import COUNT, DYNAMIC, FIRST, CodeHomes, choose_code_user, find_account
+from nfdt.core.host.code_user import COUNT, EACH_SESSION, FIRST, CodeHomes, choose_code_user, find_account
 from tests.support.scripts import environment
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user")
@@ -30,7 +30,7 @@ def another_thread():
     answered.set()
 
 threading.Thread(target=another_thread).start()
-become_code_user("dynamic", Path(sys.argv[1]), 5)
+become_code_user("each-session", Path(sys.argv[1]), 5)
 asked.set()
 answered.wait()
 import found_late
@@ -48,7 +48,7 @@ def test_without_root_code_has_the_rights_of_the_process(monkeypatch):
 
 @as_root
 def test_root_runs_code_as_another_user_unless_it_is_told_otherwise():
-    assert choose_code_user(None) == DYNAMIC
+    assert choose_code_user(None) == EACH_SESSION
     assert choose_code_user("nobody") == "nobody"
     assert choose_code_user("root") == ""
 
@@ -73,7 +73,7 @@ def test_a_command_that_may_not_change_its_user_says_so_before_it_serves():
 
 
 def test_numbers_of_users_are_within_the_range():
-    accounts = [find_account(DYNAMIC, number) for number in range(2 * COUNT)]
+    accounts = [find_account(EACH_SESSION, number) for number in range(2 * COUNT)]
     assert {one.user for one in accounts} == set(range(FIRST, FIRST + COUNT))
     assert all(one.group == one.user and not one.groups for one in accounts)
 

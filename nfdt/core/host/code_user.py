@@ -22,7 +22,7 @@ from nfdt.core.host.child_process import die_with_parent
 from nfdt.core.host.private_files import make_folder, sweep
 
 FIRST, COUNT = 61184, 4336
-DYNAMIC = "dynamic"  # a user of the range
+EACH_SESSION = "each-session"  # a user of the range
 PREFIX = "nfdt-code-"
 _PUBLIC = Path("/tmp")
 
@@ -36,7 +36,7 @@ class Account(NamedTuple):
 
 
 def choose_code_user(name: str | None) -> str:
-    """Return whose rights the code of jobs has: an account, ``DYNAMIC``, or "" for those of this process.
+    """Return whose rights the code of jobs has: an account, ``EACH_SESSION``, or "" for those of this process.
 
     Args:
         name: The account that a command names; None: none.
@@ -46,7 +46,7 @@ def choose_code_user(name: str | None) -> str:
     """
     own = os.geteuid()
     if name is None:
-        name = DYNAMIC if own == 0 and sys.platform.startswith("linux") else ""
+        name = EACH_SESSION if own == 0 and sys.platform.startswith("linux") else ""
     if not name or (account := find_account(name, 0)).user == own:
         return ""
     try:
@@ -64,12 +64,12 @@ def choose_code_user(name: str | None) -> str:
 
 
 def find_account(name: str, number: int) -> Account:
-    """Return the account of a name, or that of ``DYNAMIC`` with this number.
+    """Return the account of a name, or that of ``EACH_SESSION`` with this number.
 
     Raises:
         UsageError: There is no such account.
     """
-    if name == DYNAMIC:
+    if name == EACH_SESSION:
         one = FIRST + number % COUNT
         return Account(one, one)
     try:
@@ -116,7 +116,7 @@ def become_code_user(name: str, home: Path, number: int) -> None:
     Descriptors that are open stay so.
 
     Args:
-        name: An account, or ``DYNAMIC``.
+        name: An account, or ``EACH_SESSION``.
         home: Folder to make for it: its home, its working directory, and the place of its temporary files.
         number: Number of the user in the range.
 
