@@ -27,7 +27,7 @@ def describe() -> str:
 # What a client does without that only submits jobs to a server elsewhere; see nfdt/core/host/packages.py.
 SERVER = ["cryptography>=50", "grpcio-health-checking>=1.75.1", "numba>=0.62", "psutil>=5.9"]
 # The page of a server for browsers, and /metrics.
-UI = ["prometheus-client>=0.21", "starlette>=0.40", "uvicorn>=0.30"]
+UI = ["prometheus-client>=0.21", "starlette>=1.3.1", "uvicorn>=0.30"]
 TENSORBOARD = ["tensorboard>=2.18"]
 PLOTS = ["matplotlib>=3.8"]
 # What a script's own machine needs for the tutorial and the examples, besides a backend of Keras.

@@ -6,6 +6,7 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date, timedelta
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from pathlib import Path
@@ -18,6 +19,8 @@ from packaging.version import Version
 from distutils.core import run_setup  # isort: skip
 
 ROOT = Path(__file__).resolve().parents[1]
+ADVISORIES = Path(__file__).with_name("advisories.toml")
+LOOK_AGAIN = timedelta(days=182)
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,26 @@ class Advisory:
     name: str
     fixed: Version
     effect: str
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """Published fault that no release corrects; ``until``: the last day on which it is accepted for this reason."""
+
+    name: str
+    package: str
+    reason: str
+    until: date
+
+    def problems(self, today: date) -> list[str]:
+        """Return what has to be done about it, once its time is over."""
+        if today <= self.until:
+            return []
+        return [
+            f"{self.package}: {self.name} was accepted until {self.until}. Expected: a decision. Received: none by "
+            f"{today}. Look for a release without it; if there is none and the reason holds, move the date in "
+            "advisories.toml."
+        ]
 
 
 @dataclass(frozen=True)
@@ -73,13 +96,46 @@ def declared(root: Path) -> dict[str, Version | None]:
     return found
 
 
-def published(file: Path) -> dict[str, tuple[Advisory, ...]]:
-    """Return the advisories about each package, oldest fix first."""
-    tables = tomllib.loads(file.read_text())
-    return {
-        package: tuple(Advisory(name, Version(fixed), effect) for name, (fixed, effect) in table.items())
-        for package, table in tables.items()
-    }
+@dataclass(frozen=True)
+class Advisories:
+    """All known advisories.
+
+    Attributes:
+        looked: Day of the last look for new ones.
+        accepted: Those that no release corrects.
+        fixed: Those with a fix, by package, oldest fix first.
+    """
+
+    looked: date
+    accepted: tuple[Accepted, ...]
+    fixed: Mapping[str, tuple[Advisory, ...]]
+
+    @classmethod
+    def read(cls, file: Path) -> Advisories:
+        """Return those in a file."""
+        tables = tomllib.loads(file.read_text())
+        accepted = tuple(Accepted(name, **fields) for name, fields in tables.pop("accepted").items())
+        looked = tables.pop("looked")
+        fixed = {
+            package: tuple(Advisory(name, Version(fixed), effect) for name, (fixed, effect) in table.items())
+            for package, table in tables.items()
+        }
+        return cls(looked, accepted, fixed)
+
+    def problems(self, today: date) -> list[str]:
+        """Return which dates are over."""
+        found = [problem for one in self.accepted for problem in one.problems(today)]
+        if today > self.looked + LOOK_AGAIN:
+            found.append(
+                f"advisories.toml: expected a look for new advisories within {LOOK_AGAIN.days} days. Received: one of "
+                f"{self.looked}. Look up all dependencies, add what is new, and set the date."
+            )
+        return found
+
+    def lines(self) -> list[str]:
+        """Return the lines of the list."""
+        first = f"advisories of {self.looked}, accepted without a fix:"
+        return [first, *(f"    {a.name} of {a.package} until {a.until}: {a.reason}" for a in self.accepted)]
 
 
 def _installed(name: str) -> Version | None:
@@ -96,11 +152,12 @@ def dependencies(
     return [Dependency(name, minimums[name], _installed(name), advisories.get(name, ())) for name in sorted(minimums)]
 
 
-def main() -> int:
+def main(today: date | None = None) -> int:
     """Print the list and the problems; return 1 if there are any."""
-    found = dependencies(declared(ROOT), published(Path(__file__).with_name("advisories.toml")))
-    print("\n".join(line for one in found for line in one.lines()))
-    problems = [problem for one in found for problem in one.problems()]
+    known = Advisories.read(ADVISORIES)
+    found = dependencies(declared(ROOT), known.fixed)
+    print("\n".join([*(line for one in found for line in one.lines()), *known.lines()]))
+    problems = [*(problem for one in found for problem in one.problems()), *known.problems(today or date.today())]
     print("\n".join(problems), file=sys.stderr, end="\n" if problems else "")
     return 1 if problems else 0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nfdt.core.errors import UsageError
-from nfdt_client.layers import PREFIX, find_table
+from nfdt_client.layers import PREFIX, Setting, find_table, refuse_foreign_server
 
 TLS = ("ca_file", "cert_file", "key_file", "insecure")
 CONNECTION = ("server", "token", "token_file", *TLS)
@@ -71,12 +71,14 @@ def find_server(arguments: Mapping[str, Any]) -> ConnectionOptions:
     Other options in the environment and the file are not looked at.
 
     Raises:
-        UsageError: the address is malformed, or the file is.
+        UsageError: the address is malformed, or the file is, or the file names a server for a token from elsewhere.
     """
-    _, table = find_table(Path.cwd().resolve())
-    given = {name: table[name] for name in CONNECTION if name in table}
-    given |= {name: os.environ[v] for name in CONNECTION if os.environ.get(v := PREFIX + name.upper())}
-    given |= {name: value for name, value in arguments.items() if value is not None}
+    path, table = find_table(Path.cwd().resolve())
+    file = {name: Setting(table[name], str(path)) for name in CONNECTION if name in table}
+    others = {name: os.environ[v] for name in CONNECTION if os.environ.get(v := PREFIX + name.upper())}
+    others |= {name: value for name, value in arguments.items() if value is not None}
+    refuse_foreign_server(file, others)
+    given = {name: setting.value for name, setting in file.items()} | others
     return ConnectionOptions(**connection_fields(given))
 
 

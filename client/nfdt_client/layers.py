@@ -110,6 +110,27 @@ def _check_secrets(path: Path, table: Mapping[str, Any]) -> None:
             )
 
 
+def refuse_foreign_server(file: Mapping[str, Setting], others: Mapping[str, object]) -> None:
+    """Refuse a server that a file alone names, for a token that comes from elsewhere.
+
+    Args:
+        file: Options of the file.
+        others: Those of the environment and the arguments, by name.
+
+    Raises:
+        UsageError: the token would be sent to that server.
+    """
+    if "server" in others or "server" not in file or not others.keys() & {"token", "token_file"}:
+        return
+    server, path = file["server"].value, Path(file["server"].origin)
+    raise UsageError(
+        f"{path}: expected a server that you name yourself, as your token, which is not in this file's folder, is sent "
+        f"to it: the file may come from a stranger. Received: {server!r}, from this file only. If you trust it, add "
+        f"--server {server} or NFDT_SERVER={server}; or name the token by token_file in this file, inside "
+        f"{path.parent}, and neither by --token-file nor by NFDT_TOKEN or NFDT_TOKEN_FILE."
+    )
+
+
 def from_file(start: Path, valid: Sequence[str]) -> dict[str, Setting]:
     """Read the options of the nearest file, see :func:`find_table`."""
     path, table = find_table(start)

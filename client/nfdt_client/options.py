@@ -49,6 +49,7 @@ from nfdt_client.layers import (
     from_environment,
     from_file,
     naming_origins,
+    refuse_foreign_server,
     refuse_idle,
 )
 
@@ -204,12 +205,13 @@ def resolve_each(
         default_algorithm: As for :func:`resolve`.
     """
     environ = os.environ if environ is None else environ
-    layers = {
-        **from_file((directory or Path.cwd()).resolve(), NAMES),
+    file = from_file((directory or Path.cwd()).resolve(), NAMES)
+    others = {
         **from_environment(environ, NAMES),
         **{name: Setting(value, ARGUMENT) for name, value in flatten(arguments, "arguments", NAMES).items()},
     }
-    given = {name: _split_text(name, setting) for name, setting in layers.items()}
+    refuse_foreign_server(file, others)
+    given = {name: _split_text(name, setting) for name, setting in {**file, **others}.items()}
     found, idle = [], []
     for algorithm in algorithms:
         chosen = {**given, "algorithm": Setting(algorithm, ARGUMENT)} if algorithm else given

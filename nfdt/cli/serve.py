@@ -23,6 +23,7 @@ from nfdt.cli.options import FILE, LOG_LEVELS, insecure_rings_option, log_to_std
 from nfdt.cli.process import end_in_order, end_on_sigterm
 from nfdt.cli.table import count_of
 from nfdt.core.errors import JobFailed, ServerUnreachable, UsageError
+from nfdt.core.host.code_user import choose_code_user
 from nfdt.core.host.keras_backend import TRAINING, current_backend
 from nfdt.core.host.machine import find_gpus, share_gpus
 from nfdt.core.host.packages import require_server_packages
@@ -130,6 +131,13 @@ STATE_DIR = Path("~/.nfdt")
 DIRECTORY = click.Path(path_type=Path)
 
 
+code_user_option = click.option(
+    "--code-user",
+    metavar="ACCOUNT",
+    help="Run code of jobs with its rights. Default: those of this command; with root, a user for each session.",
+)
+
+
 @click.command()
 @click.option("--listen", default="127.0.0.1:7777", show_default=True, metavar="HOST:PORT", help="Port 0: a free one.")
 @click.option("--state-dir", type=DIRECTORY, default=STATE_DIR, show_default=True, help="Jobs, artifacts, logs.")
@@ -143,12 +151,18 @@ DIRECTORY = click.Path(path_type=Path)
 @click.option("--insecure", is_flag=True, help="Allow an address other than loopback without TLS.")
 @insecure_rings_option
 @click.option("--allow-code", is_flag=True, help="Take jobs that carry pickled code of their script.")
+@code_user_option
 @click.option("--workers", type=click.IntRange(0), default=0, show_default=True, help="Worker slots on this machine.")
 @click.option("--ui", metavar="HOST:PORT", help="Serve a page for browsers and /metrics there.")
 @click.option("--advertise", default="", metavar="HOST", help="Name under which workers reach this machine.")
 @click.option("--log-level", type=LOG_LEVELS, default="info", show_default=True)
 def server(
-    state_dir: Path, token_file: Path | None, worker_token_file: Path | None, log_level: str, **options: Any
+    state_dir: Path,
+    token_file: Path | None,
+    worker_token_file: Path | None,
+    code_user: str | None,
+    log_level: str,
+    **options: Any,
 ) -> None:
     """Serve jobs until interrupted; prints `listening on HOST:PORT` once it answers.
 
@@ -157,6 +171,7 @@ def server(
     log_to_stderr(log_level)
     require_server_packages("nfdt server")
     end_on_sigterm()
+    options["code_user"] = choose_code_user(code_user) if options["allow_code"] else ""
     state_dir = ensure_folder(state_dir.expanduser().absolute(), "--state-dir")
     token_file = token_file or state_dir / "token"
     worker_token_file = worker_token_file or state_dir / "worker-token"
@@ -198,6 +213,7 @@ def _link_for_terminal(page: Page, tokens: Sequence[str]) -> str:
 @click.option(
     "--backend", type=click.Choice(TRAINING), help="Of Keras in the workers; default: as Keras chooses it here."
 )
+@code_user_option
 @click.option("--log-dir", type=DIRECTORY, default=LOG_DIR, show_default=True)
 @click.option("--log-level", type=LOG_LEVELS, default="info", show_default=True)
 def worker(
@@ -208,6 +224,7 @@ def worker(
     wait_s: float,
     grace_s: float,
     backend: str | None,
+    code_user: str | None,
     log_dir: Path,
     log_level: str,
     **connection: str | None,
@@ -238,6 +255,7 @@ def worker(
         wait_s=wait_s,
         grace_s=grace_s,
         backend=backend or current_backend().name,
+        code_user=choose_code_user(code_user),
     )
     wait_for_server(options, wait_s)
     options = replace(options, host=host or route_address(split_address(options.server)[0]))

@@ -26,6 +26,7 @@ class PoolSlot:
         assigned: Whether it has been sent an assignment of that job; otherwise no release message is needed.
         used: Whether it has been sent an assignment of any job.
         session: Client session whose code it has run; "" for none: it can serve any session.
+        code_user: Number of the user as which a slot of root runs code of that session; None: it has run none.
         dismissed: Whether it was requested to exit, or has ended.
         listener: Function of the job that receives its messages; None: no job uses it.
         released: Whether the job has released it: until the process has dropped the job, only output and spans are
@@ -48,6 +49,7 @@ class PoolSlot:
     assigned: bool = False
     used: bool = False
     session: str = ""
+    code_user: int | None = None
     dismissed: bool = False
     listener: SlotListener | None = None
     released: bool = False
@@ -82,6 +84,8 @@ class PoolSlot:
         """Send an assignment to the process."""
         if assignment.WhichOneof("assignment") in ("shard", "worker", "rank"):
             self.assigned = self.used = True
+            if self.code_user is not None:
+                assignment.code_user = self.code_user
         assignment.received = self.received
         self.to_send.put(assignment)
 

@@ -51,6 +51,7 @@ class ServerOptions:
         insecure: Whether a non-loopback address without TLS is allowed.
         insecure_allreduce: Whether ranks on several machines may exchange gradients in plain text.
         allow_code: Whether jobs with pickled code are accepted.
+        code_user: Whose rights the code of jobs has, see :func:`nfdt.core.host.code_user.choose_code_user`.
         embedded: Whether it serves one script: without checkpoints, and jobs end with their client.
         workers: Number of worker slots to start on this machine; 0: all are external.
         shards: Number of shard slots to start at once; more are started when a job needs them.
@@ -72,6 +73,7 @@ class ServerOptions:
     insecure: bool = False
     insecure_allreduce: bool = False
     allow_code: bool = False
+    code_user: str = ""
     embedded: bool = False
     workers: int = 0
     shards: int = 1
@@ -134,6 +136,7 @@ def make_launchers(
         gpus=share_gpus(find_gpus(os.environ), options.workers),
         backend=current_backend().name,
         kept_logs=default_cache().parent / "logs" if options.embedded else None,
+        code_user=options.code_user,
     )
     if options.slot_command:
         slots = replace(slots, command=tuple(options.slot_command))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 from nfdt.core.clock import AwakeClock, Clock
 from nfdt.core.errors import ProtocolError
+from nfdt.core.host.code_user import COUNT as CODE_USERS
 from nfdt.core.jobs.runner import Role, SlotCounts
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.jobs_pb2 import SlotDescription
@@ -42,6 +44,7 @@ class SlotPool:
         self._slots: dict[PoolSlot, None] = {}  # in order of registration
         self._keys: dict[str, PoolSlot] = {}
         self._reserved: dict[str, int] = {}
+        self._code_user = secrets.randbelow(CODE_USERS)  # so that two servers of a machine choose others
 
     def join(self, hello: pb.SlotHello, received: int = 0) -> JoinedSlot:
         """Add a process, or resume its stream after the assignment of number ``received``.
@@ -237,16 +240,35 @@ class SlotPool:
     def assign_chosen(self, user: SlotUser, role: Role, choose: SlotChoice, ring: str = "") -> list[PoolSlot]:
         """Assign the free slots that a function chooses to a job; see :meth:`assign`."""
         with self._changed:
+            code_user = self._code_user_of(user.session) if user.code else None
+            if user.code and code_user is None:
+                return []
             taken = list(choose(self._free(role, ring), self._spare(role, ring, user.job_id)))
             for slot in taken:
                 slot.job_id, slot.listener = user.job_id, user.listener
                 slot.assigned = slot.released = False
-                slot.session = user.session if user.code else slot.session
+                if user.code:
+                    slot.code_user, slot.session = code_user, user.session
                 slot.heartbeat_s, slot.lost_s = user.cluster.heartbeat_s, user.cluster.lost_s
                 slot.every_s = self.interval_s(slot.heartbeat_s)
                 slot.told = False
                 slot.heard_at = self._clock.now()  # it has sent heartbeats at another interval
             return taken
+
+    def _code_user_of(self, session: str) -> int | None:
+        """Return the number of the user that runs the code of a session: that of its other slots, or a new one.
+
+        None: all are those of other sessions that have slots.
+        """
+        taken = {slot.session: slot.code_user for slot in self._slots if slot.code_user is not None}
+        if (known := taken.get(session)) is not None:
+            return known
+        numbers = set(taken.values())
+        for _ in range(CODE_USERS):
+            self._code_user = (self._code_user + 1) % CODE_USERS  # the number that was free for longest
+            if self._code_user not in numbers:
+                return self._code_user
+        return None
 
     def reserve(self, job_id: str, choose: SlotChoice) -> list[PoolSlot]:
         """Reserve as many worker slots for a job as a function chooses, until :meth:`unreserve`.

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from nfdt.core.host.child_process import ForkedProcess
+from nfdt.core.host.code_user import CodeHomes
 from nfdt.core.host.keras_backend import TENSORFLOW, VARIABLE
 from nfdt.core.host.private_files import ensure_folder, private
 from nfdt.core.jobs.runner import Role
@@ -90,6 +91,7 @@ class LocalLauncher:
         self.given_up = threading.Event()
         self._draining = self._stopping = False
         ensure_folder(options.logs, "Logs of slots")
+        self._homes = CodeHomes() if options.code_user else None
         self._thread = threading.Thread(target=self._supervise, name="launcher", daemon=True)
         self._thread.start()
 
@@ -168,11 +170,15 @@ class LocalLauncher:
             self._ended(slot.name)
         if self._fork_server is not None:
             self._fork_server.stop()
+        if self._homes is not None:
+            self._homes.close()
 
     def _reap(self) -> None:
         for slot in [s for s in self._slots if s.process.poll() is not None]:
             self._slots.remove(slot)
             _close_stdin(slot.process)
+            if self._homes is not None:
+                self._homes.remove(slot.name)
             end = self._record_end(slot)
             self._ended(slot.name)
             self._count_crash(slot.started_at, end)
@@ -239,6 +245,8 @@ class LocalLauncher:
 
     def _new_process(self, role: Role, index: int, name: str) -> Process:
         arguments = slot_arguments(self._options, role, name)
+        if self._homes is not None:
+            arguments += ["--code-user", self._options.code_user, "--code-home", str(self._homes.of(name))]
         environment = slot_environment(self._options, role, index, os.environ)
         with open(self._options.logs / f"{name}.log", "ab", opener=private) as log:
             forked = None

@@ -55,6 +55,7 @@ class SlotOptions:
         command: Command line; tests give another one. Slots with another command line, or with GPUs, are not forked.
         environment: Variables that are added to the inherited ones.
         kept_logs: Folder to which the log of a failed slot is copied, if ``logs`` does not outlive the job.
+        code_user: Whose rights the code of jobs has, see :func:`nfdt.core.host.code_user.choose_code_user`.
     """
 
     server: str
@@ -70,6 +71,7 @@ class SlotOptions:
     command: Sequence[str] = SLOT
     environment: Mapping[str, str] = field(default_factory=dict)
     kept_logs: Path | None = None
+    code_user: str = ""
 
 
 def slot_arguments(options: SlotOptions, role: Role, name: str) -> list[str]:

@@ -13,12 +13,14 @@ import queue
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nfdt.core.errors import NfdtError, NotInstalled, ServerUnreachable
 from nfdt.core.host.child_process import die_with_parent
+from nfdt.core.host.code_user import become_code_user
 from nfdt.core.host.keras_backend import TENSORFLOW, VARIABLE
 from nfdt.core.host.logs import log_to_stderr
 from nfdt.core.host.machine import give_back_memory
@@ -56,6 +58,8 @@ class SlotProcess:
         host: Address of this machine at which others reach the slot; shards listen on it.
         patience_s: Time limit for a server, or a shard, that does not answer, in seconds.
         end: Request to end this process; None: it will not come.
+        give_up_root: Changes the user of this process, given its number, before code of a job runs; None: it is not
+            changed.
     """
 
     def __init__(
@@ -69,8 +73,9 @@ class SlotProcess:
         host: str = LOOPBACK,
         patience_s: float = PATIENCE_S,
         end: PlannedEnd | None = None,
+        give_up_root: Callable[[int], object] | None = None,
     ) -> None:
-        self._end = end or PlannedEnd()
+        self._end, self._give_up_root = end or PlannedEnd(), give_up_root
         self._address, self._token, self._role, self._name = address, token, role, name
         self._tls, self._host, self._patience_s = tls, host, patience_s
         self._channel = open_channel(address, token, **tls)
@@ -203,6 +208,9 @@ class SlotProcess:
         )
 
     def _run(self, assignment: pb.Assignment, context: AssignmentContext) -> None:
+        if self._give_up_root is not None and assignment.HasField("code_user"):
+            self._give_up_root(assignment.code_user)
+            self._give_up_root = None
         built, self._built = self._built, None  # a job that fails leaves nothing
         if assignment.HasField("worker"):
             from nfdt.worker.run_worker import run_worker
@@ -280,6 +288,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--host", default=LOOPBACK, help="address of this machine at which others reach the slot")
     parser.add_argument("--wait", type=float, default=PATIENCE_S, metavar="SECONDS", help="for a server that is silent")
     parser.add_argument("--grace", type=float, default=GRACE_S, metavar="SECONDS", help="to end in order")
+    parser.add_argument("--code-user", metavar="NAME", help="run code of jobs as this account, or `each-session`")
+    parser.add_argument("--code-home", type=Path, metavar="DIR", help="to make for that account")
     parser.add_argument("--watch-stdin", action="store_true", help="exit when standard input closes; end at any input")
     parser.add_argument("--log-level", default="info")
     options = parser.parse_args(argv)
@@ -299,7 +309,11 @@ def main(argv: list[str] | None = None) -> int:
         tls = {name: getattr(options, name) for name in ("ca_file", "cert_file", "key_file", "insecure")}
         place = (options.server, token, options.role, options.name)
         with translated(options.server):
-            SlotProcess(*place, tls=tls, host=options.host, patience_s=options.wait, end=end).run()
+            give_up_root = (
+                partial(become_code_user, options.code_user, options.code_home) if options.code_user else None
+            )
+            patience = {"patience_s": options.wait, "end": end}
+            SlotProcess(*place, tls=tls, host=options.host, give_up_root=give_up_root, **patience).run()
     except NfdtError as error:
         logger.error("%s", error)
         return error.exit_code

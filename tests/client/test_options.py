@@ -175,6 +175,26 @@ def test_a_token_beside_the_file_that_names_the_server_is_read(tmp_path, monkeyp
     assert find_server({}).token() == layered().token() == "ours"
 
 
+@pytest.mark.parametrize("beside", ["", 'token_file = "ours"\n'], ids=["alone", "beside a token of its own"])
+@pytest.mark.parametrize("given", [{"NFDT_TOKEN": "mine"}, {"NFDT_TOKEN_FILE": "/home/me/token"}])
+def test_a_server_that_a_file_names_gets_no_token_from_elsewhere_unless_it_is_asked_for(
+    tmp_path, monkeypatch, given, beside
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ours").write_text("ours")
+    (tmp_path / "nfdt.toml").write_text(SERVER + 'ca_file = "their-ca.pem"\n' + beside)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    as_argument = {"token_file": "/home/me/token"}
+    for resolving in (lambda: layered({}, given), lambda: find_server({}), lambda: layered(as_argument)):
+        with pytest.raises(
+            UsageError, match=r"expected a server that you name yourself.* Received: 'host:1'.*--server"
+        ):
+            resolving()
+    assert layered({"server": "host:1"}, given).server == find_server({"server": "host:1"}).server == "host:1"
+    assert layered({}, {**given, "NFDT_SERVER": "own:2"}).server == "own:2"
+
+
 def test_plain_text_is_not_asked_for_by_a_file(tmp_path):
     assert layered({"server": "host:1"}, {"NFDT_INSECURE": "1"}, tmp_path).tls == {"insecure": True}
     assert layered({"server": "host:1", "insecure": False}, {"NFDT_INSECURE": "1"}, tmp_path).tls == {}

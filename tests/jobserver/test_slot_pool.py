@@ -10,10 +10,11 @@ from nfdt.core.clock import AwakeClock
 from nfdt.core.errors import ProtocolError
 from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.jobserver import slot_pool
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job_slots import SPARE_JOINS, JobSlots
 from nfdt.jobserver.pool_slot import PoolSlot, SlotUser
-from nfdt.jobserver.slot_pool import SlotPool
+from nfdt.jobserver.slot_pool import CODE_USERS, SlotPool
 from tests.support.clocks import ManualClock
 
 
@@ -53,6 +54,37 @@ def test_a_late_message_about_another_job_is_dropped(pool):
     pool.receive(slot, finished("second"))
     assert received == [("worker", "finished")]
     assert pool.attending("worker") == (1, 1)
+
+
+def test_each_session_runs_its_code_as_a_user_of_its_own(pool):
+    for number in range(4):
+        pool.join(hello(f"worker-{number}"))
+
+    def sent(session, count=1, *, code=True):
+        found = []
+        for slot in pool.assign(SlotUser("job", listener=Messages(), session=session, code=code), "worker", count):
+            assignment = pb.Assignment(worker=pb.WorkerAssignment(job_id="job"))
+            slot.send(assignment)
+            found.append(assignment.code_user if assignment.HasField("code_user") else None)
+        return found
+
+    first, again = sent("one", 2)
+    assert first == again
+    assert sent("two") == [(first + 1) % CODE_USERS]
+    assert sent("three", code=False) == [None]
+
+
+def test_the_user_of_a_session_is_taken_as_long_as_one_of_its_slots_lives(pool, monkeypatch):
+    monkeypatch.setattr(slot_pool, "CODE_USERS", 2)
+    slots = {}
+    for session in ("one", "two"):
+        pool.join(hello(session))
+        slots[session] = taken(pool, session, Messages(), session=session, code=True)
+    pool.join(hello("three"))
+    waiting = SlotUser("three", session="three", code=True)
+    assert pool.assign(waiting, "worker", 1) == []
+    pool.leave(slots["one"])
+    assert taken(pool, "three", Messages(), session="three", code=True).code_user == slots["one"].code_user
 
 
 def test_a_slot_that_ran_code_of_another_session_is_dismissed_and_not_taken(pool):

@@ -379,10 +379,13 @@ class Assignment(google.protobuf.message.Message):
     HEARTBEAT_FIELD_NUMBER: builtins.int
     NUMBER_FIELD_NUMBER: builtins.int
     RECEIVED_FIELD_NUMBER: builtins.int
+    CODE_USER_FIELD_NUMBER: builtins.int
     number: builtins.int
     """1, 2, ...; a welcome has none"""
     received: builtins.int
     """the number of the last message that has come"""
+    code_user: builtins.int
+    """of a slot that runs code: number of the session's user where slots run as root"""
     @property
     def shard(self) -> Global___ShardAssignment: ...
     @property
@@ -429,9 +432,13 @@ class Assignment(google.protobuf.message.Message):
         heartbeat: Global___Heartbeat | None = ...,
         number: builtins.int = ...,
         received: builtins.int = ...,
+        code_user: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "dismiss", b"dismiss", "heartbeat", b"heartbeat", "leave_world", b"leave_world", "move_shards", b"move_shards", "rank", b"rank", "release", b"release", "shard", b"shard", "welcome", b"welcome", "worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "dismiss", b"dismiss", "heartbeat", b"heartbeat", "leave_world", b"leave_world", "move_shards", b"move_shards", "number", b"number", "rank", b"rank", "received", b"received", "release", b"release", "shard", b"shard", "welcome", b"welcome", "worker", b"worker"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_code_user", b"_code_user", "assignment", b"assignment", "code_user", b"code_user", "dismiss", b"dismiss", "heartbeat", b"heartbeat", "leave_world", b"leave_world", "move_shards", b"move_shards", "rank", b"rank", "release", b"release", "shard", b"shard", "welcome", b"welcome", "worker", b"worker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_code_user", b"_code_user", "assignment", b"assignment", "code_user", b"code_user", "dismiss", b"dismiss", "heartbeat", b"heartbeat", "leave_world", b"leave_world", "move_shards", b"move_shards", "number", b"number", "rank", b"rank", "received", b"received", "release", b"release", "shard", b"shard", "welcome", b"welcome", "worker", b"worker"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_code_user", b"_code_user"]) -> typing.Literal["code_user"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["assignment", b"assignment"]) -> typing.Literal["shard", "worker", "release", "dismiss", "welcome", "rank", "leave_world", "move_shards", "heartbeat"] | None: ...
 
 Global___Assignment: typing_extensions.TypeAlias = Assignment
