@@ -123,7 +123,7 @@ def _horovod() -> Finding:
     """Import Horovod's compiled extension; success shows that it exists and matches the installed TensorFlow."""
     version, remedy = _version("horovod"), "./scripts/install-horovod"
     if version is None:
-        return Finding("horovod", "optional", "not installed: needed for hfdt, and for allreduce on TensorFlow, only", remedy)
+        return Finding("horovod", "optional", "not installed: needed for hfdt and, on TensorFlow, allreduce", remedy)
     found = _probe("horovod", "optional", _HOROVOD_PROBE, remedy, f"{version} does not load: ")
     return found if isinstance(found, Finding) else Finding("horovod", "ok", f"{version} with {found}")
 
