@@ -22,7 +22,7 @@ from hfdt.runtime.shared_denominator import SharedDenominator
 from hfdt.runtime.step import AllreduceStep
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import ProtocolError
-from nfdt.core.host.machine import process_usage
+from nfdt.core.host.usage import UsageMeter
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.emulated_steps import EmulatedSteps
@@ -66,6 +66,7 @@ class RingJob:
     ) -> None:
         self.spec, self._communicator = spec, communicator
         self._spans = spans or SpanRing()
+        self._usage = UsageMeter()
         self._number = communicator.rank if number is None else number
         self._emulated = EmulatedSteps(spec, self._number, f"rank {self._number}")
         manifest = Manifest.from_bytes(artifacts.read(spec.program))
@@ -281,7 +282,7 @@ class RingJob:
         """Return the totals of this rank, and its process."""
         totals = step_totals(self._own_samples, self.steps, self.compute_s, self.compute_s)
         process = {"host": socket.gethostname(), "pid": os.getpid(), "device": device_name()}
-        return {**totals, **process_usage(), **process}
+        return {**totals, **self._usage.of_process(), **process}
 
     def statistics(self, **more: int) -> dict[str, Any]:
         """Return the totals of all ranks, in the form of one worker's, with additional ones."""

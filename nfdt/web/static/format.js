@@ -1,5 +1,6 @@
 // Texts, requests and elements that all parts of the page use.
 
+export const ENDED = ["succeeded", "failed", "cancelled"]; // states of jobs
 export const $ = id => document.getElementById(id);
 export const at = seconds => seconds ? new Date(seconds * 1000).toLocaleString() : "-";
 export const clock = seconds => new Date(seconds * 1000).toLocaleTimeString();
@@ -43,8 +44,6 @@ export function fill(tr, cells, numbers = cells.length) {
   });
   return tr;
 }
-
-export const row = (cells, numbers) => fill(document.createElement("tr"), cells, numbers);
 
 // Return the answer to a request; what went wrong is an error whose message can be shown.
 export async function request(path, options) {

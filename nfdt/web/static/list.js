@@ -1,12 +1,15 @@
 // The list of jobs, and the metrics of those that are compared.
 
 import { keepCharts, lines, smoothed, sparkline, styleOf } from "./charts.js";
-import { $, at, element, fill, get, isNumber, logsText, short, tell } from "./format.js";
+import { drawAlerts } from "./events.js";
+import { $, ENDED, at, element, fill, get, isNumber, logsText, short, tell } from "./format.js";
 
 const EVERY_MS = 2000;
 const MOST_CURVES = 50; // jobs, the latest, that have a small line
 const MOST_METRICS = 2; // of a job in the table
+const MOST_ALERTS = 20; // of all these jobs
 const rows = {}; // by job
+const alerts = {}; // by job
 const curves = {}; // of each job, its epochs and what they were read for
 const compared = new Set((new URLSearchParams(location.search).get("compare") ?? "").split(",").filter(Boolean));
 let jobs = [];
@@ -28,6 +31,10 @@ async function update() {
   await Promise.all(changed.map(async job => {
     curves[job.job_id] = { stamp: stampOf(job), epochs: await get(`/api/jobs/${job.job_id}/epochs`) };
   }));
+  const alarming = wanted.filter(job => changed.includes(job) || !ENDED.includes(job.state)); // a job that stalls changes nothing else
+  await Promise.all(alarming.map(async job => { alerts[job.job_id] = await get(`/api/jobs/${job.job_id}/alerts`); }));
+  const all = wanted.flatMap(job => alerts[job.job_id].map(event => ({ ...event, job }))).sort((a, b) => a.at - b.at);
+  drawAlerts($("all-alerts"), all.slice(-MOST_ALERTS), ({ job }) => [element("a", { href: `/jobs/${job.job_id}` }, job.name || job.job_id), " "]);
   if (changed.length) drawTable();
   drawComparison();
 }
