@@ -159,6 +159,13 @@ class AllreduceStep:
         assert self._factor is not None
         self._factor.assign(value)
 
+    @property
+    def learning_rate(self) -> float | None:
+        """Rate of the next update, with the factor of the ring; None: the optimizer has none of its own."""
+        if keras_training.raw_learning_rate(self.optimizer) is None:
+            return None
+        return float(self.optimizer.learning_rate)
+
     def set_learning_rate(self, value: float) -> None:
         """Replace the learning rate.
 
