@@ -410,6 +410,9 @@ def test_the_list_leads_to_the_jobs(chromium, page):
     chromium.get(page)
     until(chromium, "return document.querySelectorAll('#jobs tbody tr').length > 0")
     assert "succeeded" in chromium.find_element("id", "jobs").text
+    chromium.find_element("id", "search").send_keys("second, no-such-script")
+    until(chromium, "return document.querySelectorAll('#jobs tbody tr').length === 1")
+    assert re.fullmatch(r"1 of \d+ jobs", chromium.find_element("id", "listed").text)
     chromium.find_element("css selector", "#jobs tbody a").click()
     until(chromium, "return document.getElementById('state').textContent === 'succeeded'")
 

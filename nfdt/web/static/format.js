@@ -13,6 +13,10 @@ export function short(value) {
 
 export const logsText = logs => Object.entries(logs).map(([name, value]) => `${name} ${short(value)}`).join("   ");
 
+// The words in a field, and whether a text has one of them; without words every text does.
+export const wordsOf = id => $(id).value.toLowerCase().split(/[\s,]+/).filter(Boolean);
+export const matches = (text, words) => !words.length || words.some(word => text.toLowerCase().includes(word));
+
 export function duration(seconds) {
   const s = Math.max(0, Math.round(seconds)), m = Math.floor(s / 60), h = Math.floor(m / 60);
   return h ? `${h} h ${m % 60} min` : m ? `${m} min ${s % 60} s` : `${s} s`;

@@ -2,7 +2,7 @@
 
 import { MOST_LINES, OTHERS, lines, smoothed, styleOf } from "./charts.js";
 import { drawAlerts } from "./events.js";
-import { $, ENDED, duration, element, isNumber, logsText, short } from "./format.js";
+import { $, ENDED, duration, element, isNumber, logsText, matches, short, wordsOf } from "./format.js";
 import { drawTable } from "./processes.js";
 import { drawStrips } from "./strips.js";
 
@@ -37,9 +37,8 @@ function workerNames(view) {
 
 // Whether a worker matches one of the words that are searched for.
 function isChosen(view, name) {
-  const about = aboutWorker(view, name), words = $("chosen").value.toLowerCase().split(/[\s,]+/).filter(Boolean);
-  const text = [name, about.host, about.device, view.lost.has(ringOf(name)) ? "lost" : "here"].join(" ").toLowerCase();
-  return !words.length || words.some(word => text.includes(word));
+  const about = aboutWorker(view, name);
+  return matches([name, about.host, about.device, view.lost.has(ringOf(name)) ? "lost" : "here"].join(" "), wordsOf("chosen"));
 }
 
 const aboutWorker = (view, name) => ({ ...view.joined.get(ringOf(name)), ...view.job.statistics[name] });
