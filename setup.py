@@ -28,6 +28,8 @@ def describe() -> str:
 SERVER = ["cryptography>=50", "grpcio-health-checking>=1.75.1", "numba>=0.62", "psutil>=5.9"]
 # The page of a server for browsers, and /metrics.
 UI = ["prometheus-client>=0.21", "starlette>=1.3.1", "uvicorn>=0.30"]
+# What the page needs to show the use of GPUs.
+GPUS = ["nvidia-ml-py>=12.535"]
 TENSORBOARD = ["tensorboard>=2.18"]
 PLOTS = ["matplotlib>=3.8"]
 # What a script's own machine needs for the tutorial and the examples, besides a backend of Keras.
@@ -74,11 +76,11 @@ setup(
     extras_require={
         "client": ["tensorflow-cpu>=2.20"],
         "server": SERVER,
-        "tensorflow": [*WHOLE, "tensorflow[and-cuda]>=2.20"],
+        "tensorflow": [*WHOLE, *GPUS, "tensorflow[and-cuda]>=2.20"],
         "cpu": [*WHOLE, "tensorflow-cpu>=2.20"],
         "jax": [*WHOLE, "tensorflow-cpu>=2.20", "jax>=0.10"],  # shards run on TensorFlow
-        "jax-cuda": [*WHOLE, "tensorflow-cpu>=2.20", "jax[cuda12]>=0.10"],
-        "torch": [*WHOLE, "tensorflow-cpu>=2.20", "torch>=2.14"],  # for CPUs alone: docs/installation.md
+        "jax-cuda": [*WHOLE, *GPUS, "tensorflow-cpu>=2.20", "jax[cuda12]>=0.10"],
+        "torch": [*WHOLE, *GPUS, "tensorflow-cpu>=2.20", "torch>=2.14"],  # for CPUs alone: docs/installation.md
         "horovod": ["mpi4py>=4.0"],  # Horovod itself does not compile as pip gets it: ./scripts/install-horovod
         "ui": UI,
         "tensorboard": TENSORBOARD,
@@ -88,6 +90,7 @@ setup(
         "dev": [
             *WHOLE,
             *DOCS,
+            *GPUS,
             "grpc-stubs",
             "hypothesis>=6.100",
             "ipykernel>=6.29",

@@ -131,6 +131,7 @@ def test_the_lowest_rooms_need_little_more_than_numpy(room):
         "nfdt.core.specs": {"pydantic"},
         "nfdt.core.arrays.safetensors_io": {"safetensors"},
         "nfdt.core.arrays.loops": {"numba"},
+        "nfdt.core.host.usage": {"psutil", "pynvml"},
     }
     for module in modules(room):
         allowed = {"numpy"}.union(*(names for name, names in exceptions.items() if within(module, name)))

@@ -59,8 +59,8 @@ class LocalCluster:
         self._open = True
 
     def _resolved(self, more: Mapping[str, Any]) -> Options:
-        given = {name: value for name, value in {**self._given, **more}.items() if value is not None}
-        options = resolve(given, default_algorithm=self._default)
+        given = [(name, value) for name, value in (*self._given.items(), *more.items()) if value is not None]
+        options = resolve(dict(given), default_algorithm=self._default)
         if options.server is not None:
             raise UsageError(f"LocalCluster: expected no server, as it is one. Received: server={options.server!r}.")
         return options

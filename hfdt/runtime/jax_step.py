@@ -62,7 +62,7 @@ class JaxRankStep(RankStep):
         self._factor = np.float32(1.0)
         self._traced_factor: Any = None
         if scales:
-            scale_learning_rate(self.optimizer, lambda rate: rate * self._traced_factor)
+            scale_learning_rate(self.optimizer, self._scaled)
         compiled = model.jit_compile and not model.run_eagerly
         self._compute = jax.jit(self._computed) if compiled else self._computed
         self._apply = jax.jit(self._applied) if compiled else self._applied
@@ -143,6 +143,9 @@ class JaxRankStep(RankStep):
             lambda new, old: jnp.where(finite, new, old), tuple(after), (weights, own)
         )
         return kept
+
+    def _scaled(self, rate: Any) -> Any:
+        return rate * (self._factor if self._traced_factor is None else self._traced_factor)
 
     def set_factor(self, value: float) -> None:
         """Multiply the learning rate by this factor from the next step on."""

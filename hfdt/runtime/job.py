@@ -20,7 +20,7 @@ from hfdt.runtime.batch_split import prepared_ahead, split_rows, weight_of
 from hfdt.runtime.communicator import Communicator
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import ProtocolError
-from nfdt.core.host.machine import process_usage
+from nfdt.core.host.usage import UsageMeter
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.emulated_steps import EmulatedSteps
@@ -62,6 +62,7 @@ class RingJob:
     ) -> None:
         self.spec, self._communicator = spec, communicator
         self._spans = spans or SpanRing()
+        self._usage = UsageMeter()
         self._number = communicator.rank if number is None else number
         self._emulated = EmulatedSteps(spec, self._number, f"rank {self._number}")
         manifest = Manifest.from_bytes(artifacts.read(spec.program))
@@ -274,7 +275,7 @@ class RingJob:
         """Return the totals of this rank, and its process."""
         totals = step_totals(self._own_samples, self.steps, self.compute_s, self.compute_s)
         process = {"host": socket.gethostname(), "pid": os.getpid(), "device": self._communicator.device_name()}
-        return {**totals, **process_usage(), **process}
+        return {**totals, **self._usage.of_process(), **process}
 
     def statistics(self, **more: int) -> dict[str, Any]:
         """Return the totals of all ranks, in the form of one worker's, with additional ones."""

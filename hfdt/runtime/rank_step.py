@@ -67,6 +67,13 @@ class RankStep(ABC):
     def set_factor(self, value: float) -> None:
         """Multiply the learning rate by this factor from the next step on."""
 
+    @property
+    def learning_rate(self) -> float | None:
+        """Rate of the next update, with the factor of the ring; None: the optimizer has none of its own."""
+        if keras_training.raw_learning_rate(self.optimizer) is None:
+            return None
+        return float(self.optimizer.learning_rate)
+
     def set_learning_rate(self, value: float) -> None:
         """Replace the learning rate.
 

@@ -80,7 +80,12 @@ class StateService(shards_pb2_grpc.ShardServicer):
                 self._learning_rate = request.learning_rate.value
         elif action not in ("flush", "forget", "statistics"):
             raise ProtocolError(f"Administer: expected an action that a ring knows. Received: {action}.")
-        return pb.AdminReply(version=self.version, statistics_json=json.dumps({"version": self.version}))
+        return pb.AdminReply(version=self.version, statistics_json=json.dumps(self._statistics()))
+
+    def _statistics(self) -> dict[str, float]:
+        """Return the number of updates, and the rate of the next one if the optimizer has one."""
+        rate = self._step.learning_rate
+        return {"version": self.version, **({} if rate is None else {"learning_rate": rate})}
 
     @answering
     def Read(self, request_iterator: Iterator[pb.ReadRequest], context: Any) -> Iterator[pb.StateChunk]:

@@ -16,7 +16,7 @@ from nfdt.core.errors import UsageError
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.job_record import JobState
 from nfdt.core.jobs.rights import AuditLog, Holders
-from nfdt.core.jobs.runner import JobMeasures, JobRunner, QueuePlace
+from nfdt.core.jobs.runner import JobMeasures, JobRunner, QueuePlace, Role
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.web.pages import PageSource
@@ -33,7 +33,7 @@ class NoRunner:
         """Return no place in a queue."""
         return {}
 
-    def slots(self) -> list[pb.SlotDescription]:
+    def slots(self, role: Role | None = None) -> list[pb.SlotDescription]:
         """Return no slot."""
         return []
 

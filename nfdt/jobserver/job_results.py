@@ -70,7 +70,7 @@ class JobResults:
         self._steps_ended = self._core.server.clock.now()
 
     def learning_rate(self) -> float | None:
-        """Return the rate of the user's optimizer on the shards, or the last that was set; None: it is not known."""
+        """Return the rate of the user's optimizer on the shards or in a ring, or the last that was set; None: unknown."""
         core = self._core
         if core.manifest.local_optimizers is None:
             for shard in core.shard_statistics:
@@ -108,8 +108,7 @@ class JobResults:
         core, training = self._core, self._training
         if core.spec.method != "fit":
             return
-        counts = core.mailbox.call(training.shards.statistics) if core.topology.view.pushes else []
-        core.shard_statistics = counts
+        counts = core.shard_statistics = core.mailbox.call(training.shards.statistics)
         statistics = self._statistics(counts)
         core.job_log.workers(statistics)
         self._report_refused(statistics)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.wire import workers_pb2 as pb
@@ -14,6 +14,13 @@ SlotMessageKind = Literal["ready", "draining", "output", "spans", "finished", "f
 SlotListener = Callable[["PoolSlot", SlotMessageKind, "pb.SlotMessage | None"], None]
 SlotChoice = Callable[[Sequence["PoolSlot"], int], Sequence["PoolSlot"]]
 """Chooses from the free slots, in order of registration, at most a number of them."""
+
+
+_NAMES: Mapping[str, Callable[[Any], str]] = {  # of the process in the job, by the kind of its assignment
+    "shard": lambda shard: f"shard-{shard.index}",
+    "worker": lambda worker: str(worker.worker),
+    "rank": lambda rank: f"rank-{rank.rank}",
+}
 
 
 @dataclass(eq=False, slots=True)
@@ -42,6 +49,10 @@ class PoolSlot:
         heard_at: Time of its last message, on the pool's clock.
         beats: Whether it sends heartbeats; the silence of others means nothing.
         silence: Why it was removed, if that was for its silence.
+        process: Name of the process in its job, as ``worker-0``; "" before its first assignment.
+        usage: What it uses, as last reported.
+        stacks: Where its threads were when that was last asked.
+        answers: Number of these answers.
     """
 
     hello: pb.SlotHello
@@ -64,6 +75,10 @@ class PoolSlot:
     heard_at: float = 0.0
     beats: bool = False
     silence: str = ""
+    process: str = ""
+    usage: pb.Usage = field(default_factory=pb.Usage)
+    stacks: str = ""
+    answers: int = 0
 
     @property
     def name(self) -> str:
@@ -82,8 +97,9 @@ class PoolSlot:
 
     def send(self, assignment: pb.Assignment) -> None:
         """Send an assignment to the process."""
-        if assignment.WhichOneof("assignment") in ("shard", "worker", "rank"):
+        if name := _NAMES.get(kind := assignment.WhichOneof("assignment") or ""):
             self.assigned = self.used = True
+            self.process = name(getattr(assignment, kind))
             if self.code_user is not None:
                 assignment.code_user = self.code_user
         assignment.received = self.received

@@ -14,7 +14,7 @@ from nfdt.coordinator.progress import StallWatch
 from nfdt.core.errors import NfdtError, ServerUnreachable, UsageError
 from nfdt.core.jobs.feed import BatchFeed
 from nfdt.core.jobs.job_record import is_terminal
-from nfdt.core.jobs.runner import JobMeasures, QueuePlace, SlotCounts
+from nfdt.core.jobs.runner import JobMeasures, QueuePlace, Role, SlotCounts
 from nfdt.core.sharding import count_shards
 from nfdt.core.specs.job import EpochProgress, JobSpec, check_groups, parse_job
 from nfdt.core.wire import jobs_pb2 as pb
@@ -202,9 +202,13 @@ class Scheduler:
         # The launcher replaces slots by others on the backend that a job needs.
         return replace(counts, versions=tuple({**found, "backend": ""} for found in counts.versions))
 
-    def slots(self) -> list[pb.SlotDescription]:
-        """Return all registered slots."""
-        return self._server.pool.registered()
+    def slots(self, role: Role | None = None) -> list[pb.SlotDescription]:
+        """Return all registered slots, or those of a role."""
+        return self._server.pool.registered(role)
+
+    def stacks(self, job_id: str, host: str, pid: int) -> str:
+        """Return where the threads of a process of a job are."""
+        return self._server.pool.stacks(job_id, host, pid)
 
     def places(self) -> dict[str, QueuePlace]:
         """Return the place of each waiting job in the queue."""

@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from nfdt.core.clock import AwakeClock, Clock
-from nfdt.core.errors import ProtocolError
+from nfdt.core.errors import ProtocolError, ServerUnreachable, UsageError
 from nfdt.core.host.code_user import COUNT as CODE_USERS
 from nfdt.core.jobs.runner import Role, SlotCounts
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.jobs_pb2 import SlotDescription
+from nfdt.core.work.slot_connection import STACKS_CHARACTERS
 from nfdt.jobserver.pool_slot import JoinedSlot, PoolSlot, SlotChoice, SlotUser
 
 _log = logging.getLogger(__name__)
@@ -23,6 +24,8 @@ MAX_SLOTS = 20_000
 MAX_NAME = 200
 RETURN_POLL_S = 0.1  # interval of checks of a process whose stream broke
 BEATS_PER_S = 256  # heartbeats that a server receives from all slots together: they cost it some percent of a core
+STACKS_S = 5.0  # in which a process says where its threads are
+_SHOWN = ("name", "host", "pid", "role", "device", "versions")
 REST = 4  # heartbeats of a slot for each of the server's, which only confirm the interval
 
 
@@ -183,6 +186,8 @@ class SlotPool:
         with self._changed:
             slot.heard_at = self._clock.now()
             slot.to_send.acknowledge(message.received)
+            if message.HasField("usage"):
+                slot.usage = message.usage
             if kind == "heartbeat":
                 slot.beats = True
                 return
@@ -192,6 +197,11 @@ class SlotPool:
                 return
         if kind == "leaving":
             self.leave(slot)
+            return
+        if kind == "stacks":
+            with self._changed:
+                slot.stacks, slot.answers = message.stacks.text[:STACKS_CHARACTERS], slot.answers + 1
+                self._changed.notify_all()
             return
         if kind not in ("ready", "finished", "failed", "draining", "output", "spans"):
             raise ProtocolError(f"Slot {slot.name}: expected ready, finished or failed. Received: {kind}.")
@@ -376,16 +386,45 @@ class SlotPool:
             free = sum(s.job_id is None and not s.away for s in workers)
             return SlotCounts(len(workers), free, tuple(s.versions for s in workers))
 
-    def registered(self) -> list[SlotDescription]:
-        """Return a description of every slot, by machine and name."""
+    def registered(self, role: Role | None = None) -> list[SlotDescription]:
+        """Return a description of every slot, or of those of a role, by machine and name."""
         with self._changed:
-            slots = [(slot.hello, slot.job_id or "", slot.away) for slot in self._slots if not slot.dismissed]
-        names = ("name", "host", "pid", "role", "device", "versions")
-        found = [
-            SlotDescription(**{name: getattr(hello, name) for name in names}, job_id=job_id, away=away)
-            for hello, job_id, away in slots
-        ]
+            slots = [slot for slot in self._slots if not slot.dismissed and role in (None, slot.hello.role)]
+            found = [
+                SlotDescription(
+                    **{name: getattr(slot.hello, name) for name in _SHOWN},
+                    job_id=slot.job_id or "",
+                    process=slot.process if slot.job_id else "",
+                    away=slot.away,
+                    usage=slot.usage,
+                )
+                for slot in slots
+            ]
         return sorted(found, key=lambda slot: (slot.host, slot.role, slot.name))
+
+    def stacks(self, job_id: str, host: str, pid: int, limit_s: float = STACKS_S) -> str:
+        """Return where the threads of a process are that a job uses.
+
+        Raises:
+            UsageError: the job has no such process in a slot.
+            ServerUnreachable: it has not answered within ``limit_s``: no thread of its Python runs.
+        """
+        deadline = self._clock.now() + limit_s
+        with self._changed:
+            hellos = ((slot, slot.hello) for slot in self._slots if slot.job_id == job_id and not slot.away)
+            slot = next((slot for slot, hello in hellos if (hello.host, hello.pid) == (host, pid)), None)
+            if slot is None:
+                raise UsageError(f"Job {job_id}: expected one of its processes that runs. Received: {pid} on {host}.")
+            before = slot.answers
+            slot.send(pb.Assignment(describe_stacks=pb.DescribeStacks()))
+            while slot.answers == before and (left := deadline - self._clock.now()) > 0 and slot in self._slots:
+                self._changed.wait(left)
+            if slot.answers == before:
+                raise ServerUnreachable(
+                    f"{slot.process}: its process {pid} on {host} has not said within {limit_s:g} s where it is. "
+                    "Code outside of Python may hold its interpreter."
+                )
+            return slot.stacks
 
     def attending(
         self, role: Role, accepts: Callable[[PoolSlot], bool] = lambda slot: True, ring: str = "", job_id: str = ""

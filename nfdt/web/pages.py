@@ -24,16 +24,18 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from nfdt.core.errors import AuthenticationFailed, NfdtError, PolicyRefused, UsageError
-from nfdt.core.events import EventKind
+from nfdt.core.events import Event, EventKind
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.job_record import JobRecord, is_terminal
 from nfdt.core.jobs.rights import AuditLog, Holder, Holders
 from nfdt.core.jobs.runner import JobRunner
+from nfdt.core.jobs.service import seen_slots
 from nfdt.core.jobs.store import JobStore, unknown_job
 from nfdt.core.specs.job import parse_job
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.web.job_page import describe_epochs, describe_job, describe_program, weights_file
 from nfdt.web.json_answer import JsonAnswer, dump_json
+from nfdt.web.machines import describe_machines
 from nfdt.web.metrics import render_metrics
 from nfdt.web.series import FIELDS, WorkerSeries
 from nfdt.web.sessions import SESSION_S, PageSessions
@@ -44,6 +46,7 @@ POLL_S = 0.5  # interval at which a stream looks for new events
 CURSOR_DIGITS = 18  # cursors are integers of 64 bits
 BATCH = 1000  # events in one message of a stream
 EPOCHS = 2000  # ends of epochs, and validations after them, that are read at a time
+ALERTS = 20  # of a job, the latest, on the list of jobs
 EPOCH_KINDS: tuple[EventKind, ...] = ("epoch_end", "validated")
 PARSED = 2000  # specifications of jobs that are kept parsed, as the list of jobs is read every few seconds
 QUIET_S = 15.0  # a stream without news sends a sign of life, so that proxies keep it open
@@ -119,13 +122,17 @@ class Pages:
         routes = [
             Route("/", self._page),
             Route("/jobs/{job_id}", self._page),
+            Route("/machines", self._page),
             Route("/open", self._open),
             Route("/metrics", self._metrics),
             Route("/api/jobs", self._list),
             Route("/api/jobs/{job_id}", self._show),
+            Route("/api/machines", self._machines),
             Route("/api/jobs/{job_id}/epochs", self._epochs),
+            Route("/api/jobs/{job_id}/alerts", self._alerts),
             Route("/api/jobs/{job_id}/stream", self._stream),
             Route("/api/jobs/{job_id}/weights.npz", self._weights),
+            Route("/api/jobs/{job_id}/stacks", self._stacks, methods=["POST"]),
             Route("/api/jobs/{job_id}/{action:str}", self._act, methods=["POST"]),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
@@ -201,6 +208,14 @@ class Pages:
         record = self._record(request, "Watch")
         return JsonAnswer(describe_epochs(record, self._source.store.latest(record.job_id, EPOCH_KINDS, EPOCHS)))
 
+    def _alerts(self, request: Request) -> Response:
+        record = self._record(request, "Watch")
+        return JsonAnswer([_plain(event) for event in self._source.store.alerts(record.job_id, ALERTS)])
+
+    def _machines(self, request: Request) -> Response:
+        slots = seen_slots(self._source.store, self._source.runner, self._holder(request, "Slots"))
+        return JsonAnswer(describe_machines(slots))
+
     async def _stream(self, request: Request) -> Response:
         record = self._record(request, "Watch")
         after = request.headers.get("last-event-id") or request.query_params.get("after", "0")
@@ -216,8 +231,7 @@ class Pages:
             points = self._series.after(job_id, at)
             if events:
                 cursor = events[-1].cursor
-                values = [{"cursor": e.cursor, "at": e.at, "kind": e.kind, "data": e.data} for e in events]
-                yield _message("events", values, cursor)
+                yield _message("events", list(map(_plain, events)), cursor)
             if points:
                 at = points[-1].at
                 yield _message("points", [point.to_json() for point in points])
@@ -243,23 +257,46 @@ class Pages:
         return StreamingResponse(pieces, headers=headers, media_type="application/zip")
 
     def _act(self, request: Request) -> Response:
-        """Stop a job after the work under way, or cancel it; other sites cannot send the header that this needs."""
+        """Stop a job after the work under way, or cancel it."""
         actions: dict[str, dict[str, Any]] = {
             "stop": {"stop_training": pb.StopTraining()},
             "cancel": {"cancel": pb.Cancel(reason="on the page")},
         }
-        name = request.path_params["action"]
-        if name not in actions or "x-nfdt" not in request.headers:
-            raise UsageError(f"Action: expected {' or '.join(actions)}, with the header X-NFDT. Received: {name}.")
-        record, holder = self._record(request, "Control"), self._holder(request, "Control")
-        peer = f"{request.client.host}:{request.client.port}" if request.client else ""
-        self._source.audit.write(name, holder, peer, record.job_id)
+        if (name := request.path_params["action"]) not in actions:
+            raise UsageError(f"Action: expected {' or '.join(actions)}. Received: {name}.")
+        record = self._acting(request, name)
         self._source.runner.control(pb.ControlRequest(job_id=record.job_id, **actions[name]))
         return JsonAnswer({})
+
+    def _stacks(self, request: Request) -> Response:
+        """Return where the threads of a process of a job are."""
+        record, query = self._acting(request, "stacks"), request.query_params
+        pid = query.get("pid", "")
+        if not (pid.isdecimal() and len(pid) <= CURSOR_DIGITS):
+            raise UsageError(f"Stacks: expected host and pid of a process. Received: {pid!r}.")
+        return PlainTextResponse(self._source.runner.stacks(record.job_id, query.get("host", ""), int(pid)))
+
+    def _acting(self, request: Request, action: str) -> JobRecord:
+        """Return the job on which the caller acts, and write that to the audit log.
+
+        Raises:
+            UsageError: there is no such job, or the request lacks the header that other sites cannot send.
+            PolicyRefused: the caller may not.
+        """
+        if "x-nfdt" not in request.headers:
+            raise UsageError(f"{action}: expected the header X-NFDT. Received: none.")
+        record, holder = self._record(request, "Control"), self._holder(request, "Control")
+        peer = f"{request.client.host}:{request.client.port}" if request.client else ""
+        self._source.audit.write(action, holder, peer, record.job_id)
+        return record
 
     def _metrics(self, request: Request) -> Response:
         text, kind = render_metrics(self._source.store, self._source.runner, self._holder(request, "List"))
         return Response(text, media_type=kind)
+
+
+def _plain(event: Event) -> dict[str, Any]:
+    return {"cursor": event.cursor, "at": event.at, "kind": event.kind, "data": event.data}
 
 
 def _message(name: str, value: Any, cursor: int | None = None) -> str:

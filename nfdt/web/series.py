@@ -5,25 +5,28 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nfdt.core.errors import NotStored
-from nfdt.core.host.machine import process_usage
+from nfdt.core.host.usage import UsageMeter
 from nfdt.core.jobs.job_record import ACTIVE
 from nfdt.core.jobs.store import JobStore
+from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.work.statistics import split_by_rank
 
 INTERVAL_S = 1.0
 LENGTH = 900  # points of a job: a quarter of an hour
 KEPT = 50  # jobs; the oldest are forgotten first
 
-# The numbers of a worker in a point, in this order. All but the last three are totals since the worker joined.
+# The numbers of a worker in a point, in this order. Those of the first two lines are totals since the worker joined.
 FIELDS = (
     *("samples", "steps", "compute_s", "exchange_s", "wait_s", "pushes", "staleness", "dropped"),
-    *("bytes_sent", "bytes_received", "cpu_s", "batch_size", "samples_per_s", "peak_memory_bytes"),
+    *("bytes_sent", "bytes_received", "cpu_s"),
+    *("batch_size", "samples_per_s", "memory_bytes", "peak_memory_bytes", "gpu_use", "gpu_memory_bytes"),
 )
+_OF_SHARD = ("cores", "memory_bytes", "peak_memory_bytes")
 
 
 @dataclass(frozen=True)
@@ -34,13 +37,15 @@ class WorkerPoint:
         at: Unix time in seconds.
         workers: Numbers of each worker, in the order of :data:`FIELDS`.
         staleness: Number of pushes of each staleness, of all workers together.
-        server: Processor time of the server in seconds, and the most memory that it has had, in bytes.
+        server: What the server uses, see :meth:`nfdt.core.host.usage.UsageMeter.of_process`.
+        shards: Host, process and use of each shard.
     """
 
     at: float
     workers: Mapping[str, tuple[float, ...]]
     staleness: Mapping[int, int] = field(default_factory=dict)
-    server: tuple[float, ...] = ()
+    server: Mapping[str, float] = field(default_factory=dict)
+    shards: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the point as plain values."""
@@ -59,15 +64,29 @@ def point_of(at: float, statistics: Mapping[str, Mapping[str, Any]]) -> WorkerPo
     return WorkerPoint(at, workers, dict(sorted(histogram.items())))
 
 
+def _apart(
+    shards: Sequence[pb.SlotDescription], statistics: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Return the shards that are processes of their own; that of a ring is its first rank."""
+    ranks = {(row.get("host"), row.get("pid")) for row in split_by_rank(statistics).values()}
+    return {
+        slot.process: {"host": slot.host, "pid": slot.pid, **{name: getattr(slot.usage, name) for name in _OF_SHARD}}
+        for slot in shards
+        if (slot.host, slot.pid) not in ranks
+    }
+
+
 class WorkerSeries:
     """Recorder of points of all running jobs, on a thread of its own; methods may be called from any thread.
 
     Args:
         store: Jobs of the server.
+        shards: Returns the slots of shards.
     """
 
-    def __init__(self, store: JobStore) -> None:
-        self._store = store
+    def __init__(self, store: JobStore, shards: Callable[[], Sequence[pb.SlotDescription]]) -> None:
+        self._store, self._shards = store, shards
+        self._meter = UsageMeter({})  # the server computes on no GPU
         self._lock = threading.Lock()
         self._points: dict[str, deque[WorkerPoint]] = {}
         self._last: dict[str, str] = {}  # statistics of each job's last point
@@ -93,11 +112,14 @@ class WorkerSeries:
 
     def record(self) -> None:
         """Add a point for each running job whose workers have reported."""
-        for record in self._store.jobs(ACTIVE):
-            if record.workers_json:
-                self._add(record.job_id, record.workers_json)
+        found = [record for record in self._store.jobs(ACTIVE) if record.workers_json]
+        shards = self._shards() if found else ()
+        for record in found:
+            self._add(
+                record.job_id, record.workers_json or "", [slot for slot in shards if slot.job_id == record.job_id]
+            )
 
-    def _add(self, job_id: str, statistics: str) -> None:
+    def _add(self, job_id: str, statistics: str, shards: Sequence[pb.SlotDescription]) -> None:
         with self._lock:
             if self._last.get(job_id) == statistics:
                 return
@@ -106,8 +128,9 @@ class WorkerSeries:
                 del self._points[oldest], self._last[oldest]
             points = self._points.setdefault(job_id, deque(maxlen=LENGTH))
             self._last[job_id] = statistics
-            point = point_of(self._store.now(), json.loads(statistics))
-            points.append(replace(point, server=tuple(process_usage().values())))
+            workers = json.loads(statistics)
+            point = point_of(self._store.now(), workers)
+            points.append(replace(point, server=self._meter.of_process(), shards=_apart(shards, workers)))
 
     def after(self, job_id: str, at: float = 0.0) -> list[WorkerPoint]:
         """Return the points of a job that are younger than a time; none for a job that no worker has reported of."""

@@ -86,7 +86,7 @@ class PageServer:
     def __init__(self, address: PageAddress, source: PageSource) -> None:
         self._socket, self.url = _bind(address)
         self._sessions = PageSessions()
-        self._series = WorkerSeries(source.store)
+        self._series = WorkerSeries(source.store, lambda: source.runner.slots("shard"))
         cookie = f"nfdt-{self._socket.getsockname()[1]}"
         self._doorkeeper = Doorkeeper(ConnectionLimits.of(address.most))
         self._doorkeeper.ports.add(self._socket.getsockname()[1])

@@ -17,8 +17,8 @@ import numpy as np
 from nfdt.core.arrays.layout import Array
 from nfdt.core.arrays.safetensors_io import Pieces
 from nfdt.core.arrays.table_rows import RowVector
-from nfdt.core.host.machine import process_usage
 from nfdt.core.host.startup import note_start
+from nfdt.core.host.usage import UsageMeter
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
@@ -146,6 +146,7 @@ class Worker(LoopDriver):
         self._emulated = EmulatedSteps(spec, index, name, stopped.wait)
         self._reported_at = time.perf_counter()  # with the variables of optimizers
         self._heartbeat = Heartbeat(self._send_heartbeat, spec.busy_report_s)
+        self._usage = UsageMeter()
 
     @property
     def built(self) -> BuiltProgram | None:
@@ -211,7 +212,7 @@ class Worker(LoopDriver):
         request.worker, request.incarnation = self._name, self._client.incarnation
         request.wait_s = 0.0 if report.in_flight else WAIT_S  # with pushes in flight it reports again at once
         codec = self.spec.algorithm.codec
-        request.statistics_json = self._loop.statistics.to_json(self._client, codec, **process_usage())
+        request.statistics_json = self._loop.statistics.to_json(self._client, codec, **self._usage.of_process())
         return request
 
     def execute(self, instruction: ins.Instruction) -> ins.Report:

@@ -147,6 +147,26 @@ print(json.dumps(dict(
     assert got["accuracy"] > 0.7
 
 
+RATES = """
+from contextlib import closing
+import nfdt
+from nfdt_client.connection import JobsClient
+
+schedule = keras.optimizers.schedules.ExponentialDecay(0.1, decay_steps=8, decay_rate=0.5, staircase=True)
+with nfdt.LocalCluster(workers=2, algorithm="allreduce", scale_lr="linear") as cluster:
+    with cluster.session():
+        dense(keras.optimizers.SGD(schedule)).fit(x[:256], y[:256], batch_size=16, epochs=3, verbose=0)
+    with closing(JobsClient(cluster.address, cluster._server.token, ca_file=cluster._server.ca_file)) as client:
+        (job,) = client.list()
+        ends = [event.data for event in client.watch(job.job_id) if event.kind == "epoch_end"]
+print(json.dumps([end["learning_rate"] for end in ends]))
+"""
+
+
+def test_the_rates_of_a_ring_are_recorded_with_its_schedule_and_its_factor(run_script):
+    assert answer(run_script(MODELS + RATES)) == pytest.approx([0.1, 0.05, 0.025])
+
+
 FAILS = """
 import hfdt, os
 

@@ -10,6 +10,7 @@ import re
 import secrets
 import shutil
 import signal
+import socket
 import threading
 import time
 from contextlib import closing
@@ -124,7 +125,7 @@ def test_curves_have_as_many_points_as_epochs(cluster, chromium, page, tmp_path)
             if epoch == 0:
                 self.job_id = running(cluster, page)
                 chromium.get(f"{page}jobs/{self.job_id}")
-                until(chromium, "return document.querySelectorAll('#workers tbody tr').length === 2")
+                until(chromium, "return document.querySelectorAll('#workers tbody tr:not(.shard)').length === 2")
 
     look = Look()
     history = fit(cluster, [look], forecast=str(plan)).history
@@ -156,6 +157,47 @@ def test_curves_have_as_many_points_as_epochs(cluster, chromium, page, tmp_path)
     assert errors == []
 
 
+def test_what_processes_use_and_do_is_shown_with_their_machine(cluster, chromium, page):
+    seen = {}
+
+    class Look(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch:
+                return
+            chromium.get(f"{page}jobs/{running(cluster, page)}")
+            for process, code in (("worker-1", "nfdt/worker/"), ("shard-0", "nfdt/shard/")):
+                button = f"document.querySelector('[aria-label=\"stack traces of {process}\"]')"
+                until(chromium, f"return {button} && ({button}.click(), true)")
+                until(chromium, "return document.querySelector('#stacks pre').textContent.includes('MainThread')")
+                seen[process] = code in chromium.find_element("css selector", "#stacks pre").text
+                picture(chromium, f"page-stacks-{process}.png")
+                chromium.find_element("css selector", "#stacks button").click()
+            until(chromium, "return document.querySelector('#usage [data-chart]')?.plot.data[0].length > 2")
+            names = "box => [box.dataset.chart, box.plot.series.slice(1).map(each => each.label)]"
+            charts = f"Object.fromEntries([...document.querySelectorAll('#usage [data-chart]')].map({names}))"
+            seen["usage"] = chromium.execute_script(f"return {charts}")
+            last = "box => [box.dataset.chart, box.plot.data.slice(1).map(values => values.at(-1))]"
+            values = f"Object.fromEntries([...document.querySelectorAll('#usage [data-chart]')].map({last}))"
+            seen["values"] = chromium.execute_script(f"return {values}")
+            chromium.get(f"{page}machines")
+            until(chromium, "return document.querySelectorAll('#machines tbody tr').length === 1")
+            seen["machine"] = [cell.text for cell in chromium.find_elements("css selector", "#machines td")]
+            picture(chromium, "page-machines.png")
+
+    fit(cluster, [Look()])
+    assert (seen["worker-1"], seen["shard-0"]) == (True, True)
+    processes = ["worker-0", "worker-1", "shard-0", "server"]
+    titles = ["CPU, % of one core", "memory now, MB", "peak memory, MB"]  # no GPU
+    assert seen["usage"] == dict.fromkeys(titles, processes)
+    now, peak = seen["values"]["memory now, MB"], seen["values"]["peak memory, MB"]
+    assert all(30 < each <= most + 1 for each, most in zip(now, peak, strict=True))
+    host, devices, jobs, workers, shards, free, away, cores, memory = seen["machine"]
+    assert (host, devices, workers, away) == (socket.gethostname(), "cpu", "2", "0")
+    assert jobs.startswith("job-")
+    assert 0 <= float(cores.split(" of ")[0]) <= os.cpu_count() == int(cores.split(" of ")[1])
+    assert re.fullmatch(r"[\d.]+ GB of [\d.]+ GB", memory)
+
+
 def test_a_killed_worker_is_marked_as_lost_within_three_seconds(cluster, chromium, page):
     seen: dict[str, float] = {}
     killed = threading.Event()
@@ -166,7 +208,7 @@ def test_a_killed_worker_is_marked_as_lost_within_three_seconds(cluster, chromiu
                 return
             job_id = running(cluster, page)
             chromium.get(f"{page}jobs/{job_id}")
-            until(chromium, "return document.querySelectorAll('#workers tbody tr').length === 2")
+            until(chromium, "return document.querySelectorAll('#workers tbody tr:not(.shard)').length === 2")
             client = JobsClient(cluster.address, cluster.token_file.read_text())
             slot = next(slot for slot in client.slots() if slot.role == "worker" and slot.job_id == job_id)
             client.close()
@@ -180,6 +222,12 @@ def test_a_killed_worker_is_marked_as_lost_within_three_seconds(cluster, chromiu
     fit(cluster, [Kill()])
     assert killed.is_set()
     assert seen["after_s"] < LOST_S * max(1.0, os.getloadavg()[0])
+    alert = chromium.find_element("css selector", "#alerts li.warning").text
+    assert re.search(r"worker lost: worker=worker-\d", alert)
+    chromium.get(page)
+    until(chromium, "return document.querySelectorAll('#all-alerts li').length > 0")
+    assert "worker lost" in chromium.find_element("id", "all-alerts").text
+    picture(chromium, "page-alerts.png")
 
 
 class Unqueued:
@@ -187,6 +235,9 @@ class Unqueued:
 
     def places(self):
         return {}
+
+    def slots(self, role=None):
+        return []
 
 
 @pytest.fixture
@@ -359,6 +410,9 @@ def test_the_list_leads_to_the_jobs(chromium, page):
     chromium.get(page)
     until(chromium, "return document.querySelectorAll('#jobs tbody tr').length > 0")
     assert "succeeded" in chromium.find_element("id", "jobs").text
+    chromium.find_element("id", "search").send_keys("second, no-such-script")
+    until(chromium, "return document.querySelectorAll('#jobs tbody tr').length === 1")
+    assert re.fullmatch(r"1 of \d+ jobs", chromium.find_element("id", "listed").text)
     chromium.find_element("css selector", "#jobs tbody a").click()
     until(chromium, "return document.getElementById('state').textContent === 'succeeded'")
 

@@ -76,7 +76,7 @@ def cluster(folder):
 
 
 class DuringTraining(keras.callbacks.Callback):
-    """Callback that reads the page after the first epoch."""
+    """Callback that reads the page after the first epoch, and where a worker is, as the trainer and a reader."""
 
     def __init__(self, browser: Browser) -> None:
         super().__init__()
@@ -88,6 +88,14 @@ class DuringTraining(keras.callbacks.Callback):
             self.job_id = job["job_id"]
             with self._browser.request("metrics") as answer:
                 self.metrics = answer.read().decode()
+            worker = self._browser.json(f"api/jobs/{self.job_id}")["statistics"]["worker-0"]
+            self.stacks = f"api/jobs/{self.job_id}/stacks?host={worker['host']}&pid={worker['pid']}"
+            with self._browser.request(self.stacks, post=True, **{"X-NFDT": "1"}) as answer:
+                self.threads = answer.read().decode()
+            self.machines = self._browser.json("api/machines")
+            reader = Browser(self._browser.url, READER)
+            self.refused = reader.status(self.stacks, post=True, **{"X-NFDT": "1"})
+            self.hidden = reader.json("api/machines")
 
 
 @pytest.fixture(scope="module")
@@ -241,6 +249,29 @@ def test_a_reader_sees_no_job_of_others_and_may_not_act(trained, cluster):
     assert reader.json("api/jobs") == []
     assert reader.status(f"api/jobs/{seen.job_id}") == 404
     assert reader.status(f"api/jobs/{seen.job_id}/cancel", post=True, **{"X-NFDT": "1"}) == 403
+
+
+def test_a_worker_says_where_its_threads_are_to_those_who_may_act(trained, cluster):
+    browser, seen, *_ = trained
+    main, *others = seen.threads.split("\n\n")
+    assert main.startswith("MainThread\n  File ")
+    assert "nfdt/worker/slot.py" in main
+    assert any(thread.startswith("assignments\n") and "describe_threads" in thread for thread in others)
+    assert seen.refused == 403
+    assert browser.status(seen.stacks, post=True) == 400
+    assert browser.status(seen.stacks, post=True, **{"X-NFDT": "1"}) == 400  # it has ended
+    audit = [json.loads(line) for line in (cluster.state_dir / "audit.log").read_text().splitlines()]
+    assert {"action": "stacks", "job": seen.job_id}.items() <= next(
+        line for line in audit if line["action"] == "stacks"
+    ).items()
+
+
+def test_machines_have_the_jobs_that_their_reader_may_see(trained):
+    _, seen, *_ = trained
+    (machine,) = seen.machines
+    assert (machine["workers"], machine["jobs"], machine["gpus"]) == (2, [seen.job_id], 0)
+    assert 0 < machine["used_bytes"] < machine["total_bytes"]
+    assert [found["jobs"] for found in seen.hidden] == [["(another owner's)"]]
 
 
 def test_an_action_needs_the_header_that_other_sites_cannot_send(trained):

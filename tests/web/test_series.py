@@ -6,8 +6,10 @@ import json
 
 import pytest
 
-from nfdt.core.host.machine import process_usage
+from nfdt.core.host.usage import process_usage
 from nfdt.core.jobs.store import JobStore
+from nfdt.core.wire import jobs_pb2 as pb
+from nfdt.core.wire.workers_pb2 import Usage
 from nfdt.web import series
 from nfdt.web.series import FIELDS, WorkerSeries, point_of
 
@@ -39,14 +41,15 @@ def test_a_point_has_the_totals_of_each_worker_and_the_staleness_of_all():
 
 def test_statistics_that_have_not_changed_are_no_point(store):
     running(store, "job-1")
-    found = WorkerSeries(store)
+    found = WorkerSeries(store, list)
     found.record()
     assert found.after("job-1") == []  # no worker has reported
     store.update("job-1", workers_json=json.dumps(STATISTICS))
     found.record()
     found.record()
     (point,) = found.after("job-1")
-    assert point.server == pytest.approx(tuple(process_usage().values()), rel=0.1)
+    assert point.server["cpu_s"] == pytest.approx(process_usage()["cpu_s"], rel=0.1)
+    assert 0 < point.server["memory_bytes"] <= point.server["peak_memory_bytes"] + 2**20
     assert set(point.workers) == {"worker-0", "worker-1"}
     assert found.after("job-1", point.at) == []
     assert found.after("another") == []
@@ -54,7 +57,7 @@ def test_statistics_that_have_not_changed_are_no_point(store):
 
 def test_jobs_that_have_ended_keep_their_points_until_others_need_the_room(store, monkeypatch):
     monkeypatch.setattr(series, "KEPT", 1)
-    found = WorkerSeries(store)
+    found = WorkerSeries(store, list)
     running(store, "job-1")
     store.update("job-1", workers_json=json.dumps(STATISTICS))
     found.record()
@@ -76,3 +79,18 @@ def test_a_ring_has_the_numbers_of_each_rank():
     first, second = (dict(zip(FIELDS, point.workers[f"worker-0/rank-{rank}"], strict=True)) for rank in (0, 1))
     assert (first["samples"], first["samples_per_s"], first["bytes_sent"]) == (30, 15, 7)
     assert (second["samples"], second["samples_per_s"], second["bytes_sent"]) == (10, 5, 0)
+
+
+def test_shards_are_shown_unless_they_are_the_first_rank_of_a_ring(store):
+    def shard(job_id: str, process: str, pid: int) -> pb.SlotDescription:
+        usage = Usage(cores=0.5, memory_bytes=7, peak_memory_bytes=9)
+        return pb.SlotDescription(host="h", pid=pid, role="shard", job_id=job_id, process=process, usage=usage)
+
+    running(store, "job-1")
+    rank = {"samples": 1, "steps": 1, "host": "h", "pid": 5}
+    store.update("job-1", workers_json=json.dumps({"worker-0": {**rank, "by_rank": [rank, {**rank, "pid": 6}]}}))
+    slots = [shard("job-1", "shard-0", 5), shard("job-1", "shard-1", 8), shard("job-2", "shard-0", 9)]
+    found = WorkerSeries(store, lambda: slots)
+    found.record()
+    (point,) = found.after("job-1")
+    assert point.shards == {"shard-1": {"host": "h", "pid": 8, "cores": 0.5, "memory_bytes": 7, "peak_memory_bytes": 9}}

@@ -10,9 +10,7 @@ import ipaddress
 import os
 import platform
 import re
-import resource
 import socket
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,13 +72,6 @@ def share_gpus(gpus: Sequence[str], slots: int) -> tuple[str, ...]:
     """
     each = max(1, len(gpus) // max(1, slots))
     return tuple(",".join(gpus[first : first + each]) for first in range(0, len(gpus) - each + 1, each))
-
-
-def process_usage() -> dict[str, float]:
-    """Return the processor time of this process in seconds, and the most memory that it has had at a time."""
-    used = resource.getrusage(resource.RUSAGE_SELF)  # some microseconds: it is called for every task
-    unit = 1 if sys.platform == "darwin" else 1024
-    return {"cpu_s": round(used.ru_utime + used.ru_stime, 3), "peak_memory_bytes": used.ru_maxrss * unit}
 
 
 @dataclass(frozen=True)

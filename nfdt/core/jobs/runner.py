@@ -86,8 +86,16 @@ class JobRunner(Protocol):
     def slot_counts(self) -> SlotCounts:
         """Return the counts of the connected worker slots."""
 
-    def slots(self) -> list[pb.SlotDescription]:
-        """Return new descriptions of all connected slots."""
+    def slots(self, role: Role | None = None) -> list[pb.SlotDescription]:
+        """Return new descriptions of all connected slots, or of those of a role."""
+
+    def stacks(self, job_id: str, host: str, pid: int) -> str:
+        """Return where the threads of a process of a job are, as text.
+
+        Raises:
+            UsageError: the job has no such process in a slot.
+            ServerUnreachable: the process does not answer.
+        """
 
     def places(self) -> dict[str, QueuePlace]:
         """Return the place of each waiting job in the queue."""

@@ -256,13 +256,7 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
     @answering
     def Slots(self, request: pb.SlotsRequest, context: Any) -> pb.SlotList:
         """Return the registered slots, with the jobs that the caller may know of."""
-        holder = self._holder(context)
-        known = {record.job_id for record in self.store.jobs() if holder.sees(record.owner)}
-        found = self.runner.slots()
-        for slot in found:
-            if slot.job_id and slot.job_id not in known:
-                slot.job_id = OTHER_OWNER
-        return pb.SlotList(slots=found)
+        return pb.SlotList(slots=seen_slots(self.store, self.runner, self._holder(context)))
 
     @answering
     def OpenPage(self, request: pb.OpenPageRequest, context: Any) -> pb.PageLink:
@@ -307,6 +301,15 @@ def _receive(feed: BatchFeed, client: int, messages: Iterator[pb.FedBatch], fail
         failures.append(error)
     except Exception as error:  # the stream broke: the job's run decides whether the job can continue
         _log.info("the feed of a job ended: %s", type(error).__name__)
+
+
+def seen_slots(store: JobStore, runner: JobRunner, holder: Holder) -> list[pb.SlotDescription]:
+    """Return the registered slots, with the jobs that the holder of a token may know of."""
+    known, found = {record.job_id for record in store.jobs() if holder.sees(record.owner)}, runner.slots()
+    for slot in found:
+        if slot.job_id and slot.job_id not in known:
+            slot.job_id, slot.process = OTHER_OWNER, ""
+    return found
 
 
 def artifacts_of(record: JobRecord) -> set[str]:

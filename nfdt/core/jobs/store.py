@@ -314,6 +314,15 @@ class JobStore:
         query = f"SELECT * FROM events WHERE job_id=? AND kind IN ({chosen}) ORDER BY cursor DESC LIMIT ?"
         return [_event(row) for row in reversed(self._select(query, (job_id, *kinds, limit)))]
 
+    def alerts(self, job_id: str, limit: int) -> list[Event]:
+        """Return the latest losses, stalls, slow links, warnings, errors and failures of a job, in order."""
+        query = (
+            "SELECT * FROM events WHERE job_id=? AND (kind IN ('worker_lost', 'shard_lost', 'stalled', 'slow_links') "
+            "OR (kind='log' AND json_extract(data_json, '$.level') IN ('warning', 'error')) "
+            "OR (kind='state' AND json_extract(data_json, '$.state')='failed')) ORDER BY cursor DESC LIMIT ?"
+        )
+        return [_event(row) for row in reversed(self._select(query, (job_id, limit)))]
+
     def wait(self, job_id: str, after: int, timeout_s: float) -> list[Event]:
         """Return :meth:`events`; wait for the first of them, up to ``timeout_s`` or until :meth:`wake`."""
         with self._changed:

@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import nfdt.core.wire.workers_pb2
 import sys
 import typing
 
@@ -726,6 +727,8 @@ class SlotDescription(google.protobuf.message.Message):
     VERSIONS_FIELD_NUMBER: builtins.int
     JOB_ID_FIELD_NUMBER: builtins.int
     AWAY_FIELD_NUMBER: builtins.int
+    PROCESS_FIELD_NUMBER: builtins.int
+    USAGE_FIELD_NUMBER: builtins.int
     name: builtins.str
     host: builtins.str
     pid: builtins.int
@@ -736,8 +739,14 @@ class SlotDescription(google.protobuf.message.Message):
     """that uses it ("": it is free)"""
     away: builtins.bool
     """its connection is interrupted"""
+    process: builtins.str
+    """its name in the job: "worker-0", "shard-0" ("": none yet)"""
     @property
     def versions(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
+    @property
+    def usage(self) -> nfdt.core.wire.workers_pb2.Usage:
+        """as last reported"""
+
     def __init__(
         self,
         *,
@@ -749,8 +758,11 @@ class SlotDescription(google.protobuf.message.Message):
         versions: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         job_id: builtins.str = ...,
         away: builtins.bool = ...,
+        process: builtins.str = ...,
+        usage: nfdt.core.wire.workers_pb2.Usage | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["away", b"away", "device", b"device", "host", b"host", "job_id", b"job_id", "name", b"name", "pid", b"pid", "role", b"role", "versions", b"versions"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["usage", b"usage"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["away", b"away", "device", b"device", "host", b"host", "job_id", b"job_id", "name", b"name", "pid", b"pid", "process", b"process", "role", b"role", "usage", b"usage", "versions", b"versions"]) -> None: ...
 
 Global___SlotDescription: typing_extensions.TypeAlias = SlotDescription
 

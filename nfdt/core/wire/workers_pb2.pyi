@@ -56,8 +56,10 @@ class SlotMessage(google.protobuf.message.Message):
     OUTPUT_FIELD_NUMBER: builtins.int
     SPANS_FIELD_NUMBER: builtins.int
     HEARTBEAT_FIELD_NUMBER: builtins.int
+    STACKS_FIELD_NUMBER: builtins.int
     NUMBER_FIELD_NUMBER: builtins.int
     RECEIVED_FIELD_NUMBER: builtins.int
+    USAGE_FIELD_NUMBER: builtins.int
     number: builtins.int
     """1, 2, ...; the hello, which comes first on every stream, has none"""
     received: builtins.int
@@ -92,6 +94,14 @@ class SlotMessage(google.protobuf.message.Message):
     def heartbeat(self) -> Global___SlotHeartbeat:
         """after every_s without another message; has no number"""
 
+    @property
+    def stacks(self) -> Global___SlotStacks:
+        """the answer to describe_stacks"""
+
+    @property
+    def usage(self) -> Global___Usage:
+        """of its process, where the last one is a second old"""
+
     def __init__(
         self,
         *,
@@ -104,14 +114,90 @@ class SlotMessage(google.protobuf.message.Message):
         output: Global___SlotOutput | None = ...,
         spans: Global___SlotSpans | None = ...,
         heartbeat: Global___SlotHeartbeat | None = ...,
+        stacks: Global___SlotStacks | None = ...,
         number: builtins.int = ...,
         received: builtins.int = ...,
+        usage: Global___Usage | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["draining", b"draining", "failed", b"failed", "finished", b"finished", "heartbeat", b"heartbeat", "hello", b"hello", "leaving", b"leaving", "message", b"message", "output", b"output", "ready", b"ready", "spans", b"spans"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["draining", b"draining", "failed", b"failed", "finished", b"finished", "heartbeat", b"heartbeat", "hello", b"hello", "leaving", b"leaving", "message", b"message", "number", b"number", "output", b"output", "ready", b"ready", "received", b"received", "spans", b"spans"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "ready", "finished", "failed", "leaving", "draining", "output", "spans", "heartbeat"] | None: ...
+    def HasField(self, field_name: typing.Literal["draining", b"draining", "failed", b"failed", "finished", b"finished", "heartbeat", b"heartbeat", "hello", b"hello", "leaving", b"leaving", "message", b"message", "output", b"output", "ready", b"ready", "spans", b"spans", "stacks", b"stacks", "usage", b"usage"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["draining", b"draining", "failed", b"failed", "finished", b"finished", "heartbeat", b"heartbeat", "hello", b"hello", "leaving", b"leaving", "message", b"message", "number", b"number", "output", b"output", "ready", b"ready", "received", b"received", "spans", b"spans", "stacks", b"stacks", "usage", b"usage"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "ready", "finished", "failed", "leaving", "draining", "output", "spans", "heartbeat", "stacks"] | None: ...
 
 Global___SlotMessage: typing_extensions.TypeAlias = SlotMessage
+
+@typing.final
+class Usage(google.protobuf.message.Message):
+    """What a process and its machine use; the machine may be a container. Processor time is that since the usage before."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CORES_FIELD_NUMBER: builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    PEAK_MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    GPUS_FIELD_NUMBER: builtins.int
+    BUSY_CORES_FIELD_NUMBER: builtins.int
+    MACHINE_CORES_FIELD_NUMBER: builtins.int
+    USED_BYTES_FIELD_NUMBER: builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: builtins.int
+    cores: builtins.float
+    """that the process has used"""
+    memory_bytes: builtins.int
+    """of the process, resident now"""
+    peak_memory_bytes: builtins.int
+    busy_cores: builtins.float
+    """of the machine"""
+    machine_cores: builtins.int
+    used_bytes: builtins.int
+    """memory of the machine that is not available"""
+    total_bytes: builtins.int
+    @property
+    def gpus(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Gpu]:
+        """that the process may use"""
+
+    def __init__(
+        self,
+        *,
+        cores: builtins.float = ...,
+        memory_bytes: builtins.int = ...,
+        peak_memory_bytes: builtins.int = ...,
+        gpus: collections.abc.Iterable[Global___Gpu] | None = ...,
+        busy_cores: builtins.float = ...,
+        machine_cores: builtins.int = ...,
+        used_bytes: builtins.int = ...,
+        total_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["busy_cores", b"busy_cores", "cores", b"cores", "gpus", b"gpus", "machine_cores", b"machine_cores", "memory_bytes", b"memory_bytes", "peak_memory_bytes", b"peak_memory_bytes", "total_bytes", b"total_bytes", "used_bytes", b"used_bytes"]) -> None: ...
+
+Global___Usage: typing_extensions.TypeAlias = Usage
+
+@typing.final
+class Gpu(google.protobuf.message.Message):
+    """One GPU, as all processes use it together."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    UUID_FIELD_NUMBER: builtins.int
+    USE_FIELD_NUMBER: builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: builtins.int
+    uuid: builtins.str
+    use: builtins.float
+    """share of the last interval, up to a second, in which it computed"""
+    memory_bytes: builtins.int
+    total_bytes: builtins.int
+    def __init__(
+        self,
+        *,
+        uuid: builtins.str = ...,
+        use: builtins.float | None = ...,
+        memory_bytes: builtins.int = ...,
+        total_bytes: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_use", b"_use", "use", b"use"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_use", b"_use", "memory_bytes", b"memory_bytes", "total_bytes", b"total_bytes", "use", b"use", "uuid", b"uuid"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_use", b"_use"]) -> typing.Literal["use"] | None: ...
+
+Global___Gpu: typing_extensions.TypeAlias = Gpu
 
 @typing.final
 class SlotHello(google.protobuf.message.Message):
@@ -217,6 +303,21 @@ class SlotHeartbeat(google.protobuf.message.Message):
     ) -> None: ...
 
 Global___SlotHeartbeat: typing_extensions.TypeAlias = SlotHeartbeat
+
+@typing.final
+class SlotStacks(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: builtins.int
+    text: builtins.str
+    def __init__(
+        self,
+        *,
+        text: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["text", b"text"]) -> None: ...
+
+Global___SlotStacks: typing_extensions.TypeAlias = SlotStacks
 
 @typing.final
 class SlotLeaving(google.protobuf.message.Message):
@@ -377,6 +478,7 @@ class Assignment(google.protobuf.message.Message):
     LEAVE_WORLD_FIELD_NUMBER: builtins.int
     MOVE_SHARDS_FIELD_NUMBER: builtins.int
     HEARTBEAT_FIELD_NUMBER: builtins.int
+    DESCRIBE_STACKS_FIELD_NUMBER: builtins.int
     NUMBER_FIELD_NUMBER: builtins.int
     RECEIVED_FIELD_NUMBER: builtins.int
     CODE_USER_FIELD_NUMBER: builtins.int
@@ -418,6 +520,8 @@ class Assignment(google.protobuf.message.Message):
     def heartbeat(self) -> Global___Heartbeat:
         """after every_s without another message; has no number"""
 
+    @property
+    def describe_stacks(self) -> Global___DescribeStacks: ...
     def __init__(
         self,
         *,
@@ -430,16 +534,17 @@ class Assignment(google.protobuf.message.Message):
         leave_world: Global___LeaveWorld | None = ...,
         move_shards: Global___MoveShards | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
+        describe_stacks: Global___DescribeStacks | None = ...,
         number: builtins.int = ...,
         received: builtins.int = ...,
         code_user: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_code_user", b"_code_user", "assignment", b"assignment", "code_user", b"code_user", "dismiss", b"dismiss", "heartbeat", b"heartbeat", "leave_world", b"leave_world", "move_shards", b"move_shards", "rank", b"rank", "release", b"release", "shard", b"shard", "welcome", b"welcome", "worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_code_user", b"_code_user", "assignment", b"assignment", "code_user", b"code_user", "dismiss", b"dismiss", "heartbeat", b"heartbeat", "leave_world", b"leave_world", "move_shards", b"move_shards", "number", b"number", "rank", b"rank", "received", b"received", "release", b"release", "shard", b"shard", "welcome", b"welcome", "worker", b"worker"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_code_user", b"_code_user", "assignment", b"assignment", "code_user", b"code_user", "describe_stacks", b"describe_stacks", "dismiss", b"dismiss", "heartbeat", b"heartbeat", "leave_world", b"leave_world", "move_shards", b"move_shards", "rank", b"rank", "release", b"release", "shard", b"shard", "welcome", b"welcome", "worker", b"worker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_code_user", b"_code_user", "assignment", b"assignment", "code_user", b"code_user", "describe_stacks", b"describe_stacks", "dismiss", b"dismiss", "heartbeat", b"heartbeat", "leave_world", b"leave_world", "move_shards", b"move_shards", "number", b"number", "rank", b"rank", "received", b"received", "release", b"release", "shard", b"shard", "welcome", b"welcome", "worker", b"worker"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_code_user", b"_code_user"]) -> typing.Literal["code_user"] | None: ...
     @typing.overload
-    def WhichOneof(self, oneof_group: typing.Literal["assignment", b"assignment"]) -> typing.Literal["shard", "worker", "release", "dismiss", "welcome", "rank", "leave_world", "move_shards", "heartbeat"] | None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["assignment", b"assignment"]) -> typing.Literal["shard", "worker", "release", "dismiss", "welcome", "rank", "leave_world", "move_shards", "heartbeat", "describe_stacks"] | None: ...
 
 Global___Assignment: typing_extensions.TypeAlias = Assignment
 
@@ -457,6 +562,16 @@ class Heartbeat(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["every_s", b"every_s"]) -> None: ...
 
 Global___Heartbeat: typing_extensions.TypeAlias = Heartbeat
+
+@typing.final
+class DescribeStacks(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___DescribeStacks: typing_extensions.TypeAlias = DescribeStacks
 
 @typing.final
 class Welcome(google.protobuf.message.Message):

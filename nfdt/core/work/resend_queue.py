@@ -79,20 +79,23 @@ class ResendQueue(Generic[Message]):
             every_s: Returns these seconds, which may change.
         """
         sent = 0
-        while (message := self._next(stream, sent, heartbeat, every_s)) is not None:
-            yield message
+        while (make := self._next(stream, sent, heartbeat, every_s)) is not None:
+            yield (message := make())  # without the lock: a heartbeat may take its time
             sent = message.number or sent
 
     def _next(
         self, stream: int, sent: int, heartbeat: Callable[[], Message] | None, every_s: Callable[[], float]
-    ) -> Message | None:
+    ) -> Callable[[], Message] | None:
+        """Return a function that makes the next message; None: there is none any more."""
         with self._changed:
             while stream == self._stream:
                 found = self._after(sent)
-                if found is not None or self._ended:
-                    return found
+                if found is not None:
+                    return lambda: found
+                if self._ended:
+                    return None
                 if not self._changed.wait(None if heartbeat is None else every_s()) and heartbeat is not None:
-                    return heartbeat()
+                    return heartbeat
             return None
 
     def _after(self, sent: int) -> Message | None:

@@ -10,6 +10,7 @@ import logging
 import os
 import secrets
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 
 from nfdt.core.errors import ServerUnreachable
 from nfdt.core.host.machine import boot_id, versions
+from nfdt.core.host.usage import UsageMeter
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.channel import MESSAGE_BYTES
 from nfdt.core.wire.chunks import split
@@ -35,6 +37,7 @@ REGISTERED = "is registered at"  # in the log of a slot, from which its launcher
 NEXT_TIMEOUT_S = 60.0
 HEARTBEAT_S = 2.0  # between two heartbeats, until the server asks for others
 SLOWEST_BYTES_PER_S = 2**20  # of a link that carries a long report or answer
+STACKS_CHARACTERS = 200_000
 LEAST_S = 15.0  # shortest timeout of one call: a healthy server may take ten seconds to answer
 
 
@@ -89,6 +92,14 @@ def describe_failure(
     )
 
 
+def describe_threads() -> str:
+    """Return where each thread of this process is, the main thread first, as Python prints tracebacks."""
+    frames, main = sys._current_frames(), threading.main_thread()
+    threads = sorted(threading.enumerate(), key=lambda thread: thread is not main)
+    named = [(thread.name, frames.get(thread.ident or 0)) for thread in threads]
+    return "\n".join(f"{name}\n{''.join(traceback.format_stack(frame))}" for name, frame in named if frame is not None)
+
+
 class SlotStream:
     """Exchanges messages and assignments with the server, over one stream, or several in turn if the hello has a key.
 
@@ -109,10 +120,18 @@ class SlotStream:
         self._registrations = 0  # at servers that did not know this slot
         self._lock = threading.Lock()
         self._closed = threading.Event()
+        self._usage = UsageMeter()
 
     def send(self, **message: Any) -> None:
         """Send a message to the server."""
-        self._to_send.put(pb.SlotMessage(received=self._received, **message))
+        self._to_send.put(self._message(**message))
+
+    def _message(self, **message: Any) -> pb.SlotMessage:
+        """Return a message with what this process uses, if that was sent a while ago."""
+        if self._usage.due:
+            gpus = [pb.Gpu(**vars(gpu)) for gpu in self._usage.gpus()]
+            message["usage"] = pb.Usage(**self._usage.of_machine(), gpus=gpus)
+        return pb.SlotMessage(received=self._received, **message)
 
     def sender(self) -> Callable[..., None]:
         """Return a :meth:`send` for assignments of the current server; it drops messages once another one is there.
@@ -178,7 +197,7 @@ class SlotStream:
         welcomed.wait()
 
         def heartbeat() -> pb.SlotMessage:
-            return pb.SlotMessage(heartbeat=pb.SlotHeartbeat(), received=self._received)
+            return self._message(heartbeat=pb.SlotHeartbeat())
 
         yield from self._to_send.messages(stream, heartbeat, lambda: self._every_s)
 
@@ -202,7 +221,10 @@ class SlotStream:
         elif assignment.number > self._received:
             self._received = assignment.number
             self._to_send.acknowledge(assignment.received)
-            yield assignment
+            if assignment.HasField("describe_stacks"):
+                self.send(stacks=pb.SlotStacks(text=describe_threads()[:STACKS_CHARACTERS]))
+            else:
+                yield assignment
 
 
 class NextCalls:

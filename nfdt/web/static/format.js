@@ -1,5 +1,6 @@
 // Texts, requests and elements that all parts of the page use.
 
+export const ENDED = ["succeeded", "failed", "cancelled"]; // states of jobs
 export const $ = id => document.getElementById(id);
 export const at = seconds => seconds ? new Date(seconds * 1000).toLocaleString() : "-";
 export const clock = seconds => new Date(seconds * 1000).toLocaleTimeString();
@@ -11,6 +12,10 @@ export function short(value) {
 }
 
 export const logsText = logs => Object.entries(logs).map(([name, value]) => `${name} ${short(value)}`).join("   ");
+
+// The words in a field, and whether a text has one of them; without words every text does.
+export const wordsOf = id => $(id).value.toLowerCase().split(/[\s,]+/).filter(Boolean);
+export const matches = (text, words) => !words.length || words.some(word => text.toLowerCase().includes(word));
 
 export function duration(seconds) {
   const s = Math.max(0, Math.round(seconds)), m = Math.floor(s / 60), h = Math.floor(m / 60);
@@ -43,8 +48,6 @@ export function fill(tr, cells, numbers = cells.length) {
   });
   return tr;
 }
-
-export const row = (cells, numbers) => fill(document.createElement("tr"), cells, numbers);
 
 // Return the answer to a request; what went wrong is an error whose message can be shown.
 export async function request(path, options) {

@@ -1,15 +1,15 @@
 // One job: what its events say, kept as they come.
 
-import { $, clock, get, request, short, tell } from "./format.js";
+import { isAlert, levelOf, textOf } from "./events.js";
+import { $, ENDED, clock, get, request, tell } from "./format.js";
 import { draw } from "./panels.js";
 
 const REDRAW_MS = 500;
 const LOG_LINES = 2000;
-const WARNINGS = ["worker_lost", "shard_lost", "stalled"];
-const ENDED = ["succeeded", "failed", "cancelled"];
+const ALERTS = 50;
 
 const view = {
-  id: "", job: null, fields: {}, epochs: new Map(), rates: new Map(), steps: [], points: [], log: [], lost: new Map(), joined: new Map(),
+  id: "", job: null, fields: {}, epochs: new Map(), rates: new Map(), steps: [], points: [], log: [], alerts: [], lost: new Map(), joined: new Map(),
   marks: [], batches: [], plans: [], codecs: new Map(), epoch: null, trained: { samples: 0, seconds: 0 }, dirty: true,
 };
 
@@ -58,15 +58,14 @@ const HANDLERS = {
 const ofValidation = logs => Object.fromEntries(Object.entries(logs || {}).map(([name, value]) => [`val_${name}`, value]));
 
 function logLine(event) {
-  const { kind, data } = event;
-  if (["progress", "speed"].includes(kind)) return;
-  const level = kind === "log" ? data.level : WARNINGS.includes(kind) ? "warning" : data.state === "failed" ? "error" : "info";
-  const text = kind === "log" ? `${data.worker || "server"}: ${data.text}`
-    : kind === "epoch_end" ? `epoch ${data.epoch + 1} ends ${Object.entries(data.logs).map(([k, v]) => `${k}=${short(v)}`).join(" ")}`
-      : kind === "epoch_begin" ? `epoch ${data.epoch + 1} begins`
-        : Object.entries(data).filter(([, v]) => v !== null && typeof v !== "object").map(([k, v]) => `${k}=${v}`).join(" ");
-  view.log.push(`${clock(event.at)} ${level.padEnd(7)} ${kind.padEnd(13)} ${text}`);
-  if (view.log.length > LOG_LINES) view.log.splice(0, view.log.length - LOG_LINES);
+  if (["progress", "speed"].includes(event.kind)) return;
+  add(view.log, `${clock(event.at)} ${levelOf(event).padEnd(7)} ${event.kind.padEnd(13)} ${textOf(event)}`, LOG_LINES);
+  if (isAlert(event)) add(view.alerts, event, ALERTS);
+}
+
+function add(values, value, most) {
+  values.push(value);
+  if (values.length > most) values.splice(0, values.length - most);
 }
 
 export async function showJob(id) {

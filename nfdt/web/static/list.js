@@ -1,12 +1,15 @@
 // The list of jobs, and the metrics of those that are compared.
 
 import { keepCharts, lines, smoothed, sparkline, styleOf } from "./charts.js";
-import { $, at, element, fill, get, isNumber, logsText, short, tell } from "./format.js";
+import { drawAlerts } from "./events.js";
+import { $, ENDED, at, element, fill, get, isNumber, logsText, matches, short, tell, wordsOf } from "./format.js";
 
 const EVERY_MS = 2000;
 const MOST_CURVES = 50; // jobs, the latest, that have a small line
 const MOST_METRICS = 2; // of a job in the table
+const MOST_ALERTS = 20; // of all these jobs
 const rows = {}; // by job
+const alerts = {}; // by job
 const curves = {}; // of each job, its epochs and what they were read for
 const compared = new Set((new URLSearchParams(location.search).get("compare") ?? "").split(",").filter(Boolean));
 let jobs = [];
@@ -15,6 +18,7 @@ export function showList() {
   $("list").hidden = false;
   $("title").textContent = "jobs";
   $("compare-tools").append($("scales"));
+  $("search").addEventListener("input", drawTable);
   for (const name of ["over", "smoothing", "logarithmic"]) $(name).addEventListener("input", drawComparison);
   const again = () => update().then(() => tell(), tell).then(() => setTimeout(again, EVERY_MS));
   again();
@@ -28,16 +32,22 @@ async function update() {
   await Promise.all(changed.map(async job => {
     curves[job.job_id] = { stamp: stampOf(job), epochs: await get(`/api/jobs/${job.job_id}/epochs`) };
   }));
+  const alarming = wanted.filter(job => changed.includes(job) || !ENDED.includes(job.state)); // a job that stalls changes nothing else
+  await Promise.all(alarming.map(async job => { alerts[job.job_id] = await get(`/api/jobs/${job.job_id}/alerts`); }));
+  const all = wanted.flatMap(job => alerts[job.job_id].map(event => ({ ...event, job }))).sort((a, b) => a.at - b.at);
+  drawAlerts($("all-alerts"), all.slice(-MOST_ALERTS), ({ job }) => [element("a", { href: `/jobs/${job.job_id}` }, job.name || job.job_id), " "]);
   if (changed.length) drawTable();
   drawComparison();
 }
 
+const textOfJob = job => [job.job_id, job.name, job.state, job.algorithm, job.user, job.script, job.model].join(" ");
 const stampOf = job => JSON.stringify([job.state, job.epoch, job.logs]);
 
 function drawTable() {
-  const body = $("jobs").tBodies[0];
+  const body = $("jobs").tBodies[0], words = wordsOf("search"), shown = jobs.filter(job => matches(textOfJob(job), words));
   $("none").hidden = jobs.length > 0;
-  jobs.forEach((job, index) => {
+  $("listed").textContent = words.length ? `${shown.length} of ${jobs.length} jobs` : "";
+  shown.forEach((job, index) => {
     const tr = rows[job.job_id] ??= makeRow(job);
     const losses = (curves[job.job_id]?.epochs ?? []).map(epoch => epoch.logs.loss).filter(isNumber);
     const text = `loss of ${losses.length} epochs, from ${short(losses[0] ?? "-")} to ${short(losses.at(-1) ?? "-")}`;
@@ -47,7 +57,7 @@ function drawTable() {
       losses.length ? sparkline(losses, text) : "-", logsText(logs) || "-", job.algorithm, job.workers, job.script || "-", at(job.submitted_at)]);
     if (body.rows[index] !== tr) body.insertBefore(tr, body.rows[index] ?? null);
   });
-  while (body.rows.length > jobs.length) body.lastChild.remove();
+  while (body.rows.length > shown.length) body.lastChild.remove();
 }
 
 function makeRow(job) {

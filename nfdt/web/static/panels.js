@@ -1,15 +1,13 @@
 // The panels of one job, drawn from what its events and points have told.
 
 import { MOST_LINES, OTHERS, lines, smoothed, styleOf } from "./charts.js";
-import { $, bytes, clock, duration, element, isNumber, logsText, row, short } from "./format.js";
+import { drawAlerts } from "./events.js";
+import { $, ENDED, duration, element, isNumber, logsText, matches, short, wordsOf } from "./format.js";
+import { drawTable } from "./processes.js";
 import { drawStrips } from "./strips.js";
 
 const MOST_STEPS = 600; // points of a metric while epochs run
 const RECENT = 10; // points of which the speed is the mean
-const ENDED = ["succeeded", "failed", "cancelled"];
-const HEAD = ["worker", "host", "device", "state", "codec", "samples", "steps", "samples/s", "batch", "staleness", "refused", "sent", "received",
-  "CPU", "peak memory"];
-const COUNTS = ["samples", "steps", "samples_per_s", "dropped", "bytes_sent", "bytes_received"];
 const ringOf = name => name.split("/")[0]; // worker-0/rank-1 is a rank of worker-0
 const byName = (a, b) => a.length - b.length || (a < b ? -1 : 1);
 const sum = values => values.reduce((a, b) => a + b, 0);
@@ -21,7 +19,11 @@ export function draw(view) {
   drawMetrics(view);
   drawCharts(view, names, chosen);
   drawStrips(view, chosen.slice(0, MOST_LINES), rates);
-  drawTable(view, chosen);
+  drawTable(view, chosen, {
+    numbers: name => numbersOf(view, name), about: name => aboutWorker(view, name), lost: name => view.lost.get(ringOf(name)),
+    codec: name => view.codecs.get(ringOf(name))?.short ?? view.job.options.algorithm.codec ?? "", cpu: name => cpuRates(view, name).at(-1),
+  }, !ENDED.includes(view.job.state));
+  drawAlerts($("alerts"), view.alerts);
   list($("plans"), view.plans);
   list($("codecs"), [...view.codecs.values()].map(codec => codec.text));
   drawLog(view);
@@ -35,9 +37,8 @@ function workerNames(view) {
 
 // Whether a worker matches one of the words that are searched for.
 function isChosen(view, name) {
-  const about = aboutWorker(view, name), words = $("chosen").value.toLowerCase().split(/[\s,]+/).filter(Boolean);
-  const text = [name, about.host, about.device, view.lost.has(ringOf(name)) ? "lost" : "here"].join(" ").toLowerCase();
-  return !words.length || words.some(word => text.includes(word));
+  const about = aboutWorker(view, name);
+  return matches([name, about.host, about.device, view.lost.has(ringOf(name)) ? "lost" : "here"].join(" "), wordsOf("chosen"));
 }
 
 const aboutWorker = (view, name) => ({ ...view.joined.get(ringOf(name)), ...view.job.statistics[name] });
@@ -147,6 +148,7 @@ function rates(view, name, field) {
   });
 }
 
+const present = (view, name, field) => view.points.slice(1).map(point => point.workers[name]?.[view.fields[field]] ?? null);
 const levels = (view, name, field) => view.points.slice(1).map(point => point.workers[name]?.[view.fields[field]] || null);
 
 // A worker that has not reported yet has used no time.
@@ -181,12 +183,7 @@ function drawCharts(view, names, chosen) {
     lines($("stale"), "mean staleness of each second's gradients", x, missed, options);
     const traffic = combine(perWorker(view, chosen, "bytes_sent"), perWorker(view, chosen, "bytes_received"), (a, b) => (a + b) / 1e6);
     lines($("traffic"), "MB/s, sent and received", x, traffic, options);
-    const server = index => view.points.map(point => point.server[index] ?? null);
-    const used = server(0), busy = view.points.slice(1).map((point, i) => 100 * (used[i + 1] - used[i]) / (point.at - view.points[i].at));
-    const withServer = { ...options, styles: { ...styles, server: { stroke: "#888888", dash: [1, 3] } } };
-    lines($("usage"), "CPU, % of one core", x, { ...scale(perWorker(view, chosen, "cpu_s", cpuRates), 100), server: busy }, withServer);
-    const memory = scale(perWorker(view, chosen, "peak_memory_bytes", levels), 1e-6);
-    lines($("usage"), "peak memory, MB", x, { ...memory, server: server(1).slice(1).map(value => value / 1e6) }, withServer);
+    drawUsage(view, x, chosen, options);
   }
   const histogram = view.points.at(-1)?.staleness ?? {}, taus = Object.keys(histogram).map(Number).sort((a, b) => a - b);
   if (taus.length) lines($("stale"), "gradients by staleness", taus, { gradients: taus.map(tau => histogram[tau]) }, { x: "staleness", bars: true, fill: true });
@@ -197,27 +194,25 @@ function drawCharts(view, names, chosen) {
   }
 }
 
-function drawTable(view, names) {
-  const table = $("workers"), f = view.fields;
-  if (!table.tHead.rows.length) table.tHead.append(element("tr", {}, ...HEAD.map((text, index) => element("th", { scope: "col", class: index < 5 ? "" : "n" }, text))));
-  const bodies = names.slice(0, MOST_LINES).map(name => {
-    const w = numbersOf(view, name), lost = view.lost.get(ringOf(name)), about = aboutWorker(view, name);
-    const codec = view.codecs.get(ringOf(name))?.short ?? view.job.options.algorithm.codec ?? "";
-    const cpu = cpuRates(view, name).at(-1);
-    const numbers = w ? [w[f.samples], w[f.steps], Math.round(w[f.samples_per_s]), Math.round(w[f.batch_size]) || "-",
-      w[f.pushes] ? (w[f.staleness] / w[f.pushes]).toFixed(2) : "-", w[f.dropped], bytes(w[f.bytes_sent]), bytes(w[f.bytes_received]),
-      isNumber(cpu) && !lost ? `${Math.round(100 * cpu)} %` : "-", w[f.peak_memory_bytes] ? bytes(w[f.peak_memory_bytes]) : "-"]
-      : Array(HEAD.length - 5).fill("-");
-    const tr = row([name, about.host ?? "-", about.device ?? "-", lost ? `lost ${clock(lost.at)}: ${lost.reason}` : "here", codec, ...numbers], 5);
-    if (lost) tr.className = "lost";
-    return tr;
+// What the processes use: workers, shards, and the server; with GPUs, these too.
+function drawUsage(view, x, chosen, options) {
+  const later = view.points.slice(1), server = later.map((point, i) => {
+    const before = view.points[i];
+    return 100 * (point.server.cpu_s - before.server.cpu_s) / (point.at - before.at);
   });
-  if (names.length > MOST_LINES) {
-    const rest = names.slice(MOST_LINES).map(name => numbersOf(view, name)).filter(Boolean);
-    const [samples, steps, speed, dropped, sent, received] = COUNTS.map(field => sum(rest.map(w => w[f[field]])));
-    bodies.push(row([`${rest.length} others`, "", "", "", "", samples, steps, Math.round(speed), "", "", dropped, bytes(sent), bytes(received), "", ""], 5));
+  const shards = [...new Set(later.flatMap(point => Object.keys(point.shards)))].sort(byName).slice(0, MOST_LINES);
+  const ofShards = (field, factor) => Object.fromEntries(shards.map(name => [name, later.map(point => factor * point.shards[name]?.[field] || null)]));
+  const styles = { ...options.styles, server: { stroke: OTHERS.stroke, dash: [1, 3] } };
+  shards.forEach((name, index) => { styles[name] = { ...styleOf(index), dash: [1, 3] }; });
+  const chart = (title, workers, more = {}) => lines($("usage"), title, x, { ...workers, ...more }, { ...options, styles });
+  chart("CPU, % of one core", scale(perWorker(view, chosen, "cpu_s", cpuRates), 100), { ...ofShards("cores", 100), server });
+  for (const [title, field] of [["memory now, MB", "memory_bytes"], ["peak memory, MB", "peak_memory_bytes"]]) {
+    const workers = scale(perWorker(view, chosen, field, levels), 1e-6);
+    chart(title, workers, { ...ofShards(field, 1e-6), server: later.map(point => point.server[field] / 1e6) });
   }
-  table.tBodies[0].replaceChildren(...bodies);
+  if (!chosen.some(name => numbersOf(view, name)?.[view.fields.gpu_memory_bytes])) return;
+  chart("GPU, % of the time", scale(perWorker(view, chosen.slice(0, MOST_LINES), "gpu_use", present), 100));
+  chart("GPU memory, MB", scale(perWorker(view, chosen, "gpu_memory_bytes", levels), 1e-6));
 }
 
 function list(parent, texts) {
