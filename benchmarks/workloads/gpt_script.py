@@ -32,12 +32,12 @@ SIZES = {
 SEQUENCE, STEPS, EPOCHS = 16, 6, 3
 
 
-def build(size: GptSize) -> Any:
-    """Return the model, not compiled."""
+def build(size: GptSize, sequence: int = SEQUENCE) -> Any:
+    """Return the model of sequences of this length, not compiled."""
     import keras
     from keras import layers
 
-    inputs = keras.Input((SEQUENCE,), dtype="int32")
+    inputs = keras.Input((sequence,), dtype="int32")
     tokens = layers.ReversibleEmbedding(size.vocabulary, size.width, tie_weights=True)
     flow = tokens(inputs)
     for _ in range(size.layers):

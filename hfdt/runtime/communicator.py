@@ -1,7 +1,7 @@
 """The axis of collectives: what the ranks of one backend have in common, apart from the job that they train.
 
 A ring is one job server's worker whatever its ranks compute on (docs/decisions/0003). Each backend has one module here,
-``<backend>_ranks``, whose ``Ranks`` is its :class:`Communicator`.
+``<backend>_ranks``, whose ``RANKS`` is its :class:`Communicator`.
 """
 
 from __future__ import annotations
@@ -128,9 +128,6 @@ class Communicator(ABC):
             state: Initial state.
             codec: Format in which gradients are sent: ``identity``, ``fp16`` or ``bf16``.
             scales: Whether :meth:`RankStep.set_factor` will be called.
-
-        Raises:
-            UsageError: another codec.
         """
 
     @abstractmethod
@@ -154,5 +151,5 @@ class Communicator(ABC):
 def ranks_of_backend() -> type[Communicator]:
     """Return the communicator of the backend that Keras has loaded."""
     module = importlib.import_module(f"hfdt.runtime.{keras.backend.backend()}_ranks")
-    found: type[Communicator] = module.Ranks
+    found: type[Communicator] = module.RANKS
     return found

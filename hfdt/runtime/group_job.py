@@ -79,6 +79,8 @@ class GroupJob(RingJob):
         spans: Records what this rank does.
     """
 
+    _communicator: HorovodRanks
+
     def __init__(
         self,
         spec: JobSpec,

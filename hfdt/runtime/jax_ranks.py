@@ -37,7 +37,7 @@ from nfdt.model.program.state import State
 COORDINATOR = "coordinator"  # key of its address
 JOIN_S = 60  # time for all ranks to join
 END_S = 5  # time for all ranks to leave the coordinator
-RANKS = "ranks"  # axis of the mesh
+AXIS = "ranks"  # of the mesh
 
 
 class JaxRanks(Communicator):
@@ -54,8 +54,8 @@ class JaxRanks(Communicator):
         for device in jax.devices():
             first.setdefault(device.process_index, device)
         self._device = first[rank]
-        mesh = Mesh(np.array([first[each] for each in range(size)]), (RANKS,))
-        self._by_rank, everywhere = NamedSharding(mesh, PartitionSpec(RANKS)), NamedSharding(mesh, PartitionSpec())
+        mesh = Mesh(np.array([first[each] for each in range(size)]), (AXIS,))
+        self._by_rank, everywhere = NamedSharding(mesh, PartitionSpec(AXIS)), NamedSharding(mesh, PartitionSpec())
         self._sum: Any = jax.jit(lambda arrays: [a.sum(0, dtype=a.dtype) for a in arrays], out_shardings=everywhere)
         self._all: Any = jax.jit(lambda array: array, out_shardings=everywhere)
 
@@ -149,7 +149,7 @@ class JaxRanks(Communicator):
         return platform if platform == "cpu" else f"{platform}:{self._device.local_hardware_id}"
 
 
-Ranks = JaxRanks
+RANKS = JaxRanks
 
 
 def _padded(length: int) -> int:

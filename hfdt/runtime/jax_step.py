@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfdt.runtime.rank_step import RankStep, scale_learning_rate
-from nfdt.core.errors import UsageError
 from nfdt.model.backends.contract import PreparedBatch
 from nfdt.model.backends.jax_step import JaxGradientStep, joined
 from nfdt.model.backends.variables import assign_values
@@ -35,9 +34,6 @@ class JaxRankStep(RankStep):
         add: Sums arrays of shape ``(1, n)`` over all ranks; collective.
         codec: ``identity``, ``fp16`` or ``bf16``.
         scales: Whether :meth:`set_factor` will be called.
-
-    Raises:
-        UsageError: another codec.
     """
 
     _gradient: JaxGradientStep
@@ -52,8 +48,6 @@ class JaxRankStep(RankStep):
         *,
         scales: bool = False,
     ) -> None:
-        if codec not in FORMATS:
-            raise UsageError(f"codec: expected {', '.join(FORMATS)} for ranks on JAX. Received: {codec!r}.")
         super().__init__(model, manifest, state)
         self._add, self._format = add, FORMATS[codec]
         small = [index for index, slot in enumerate(self.layout.slots) if slot.size <= SMALL]

@@ -105,7 +105,9 @@ class RingMember:
         if "members" not in values:
             return RingJob(spec, self.communicator, artifacts, spans=self._spans)
         from hfdt.runtime.group_job import GroupJob  # groups train on TensorFlow alone
+        from hfdt.runtime.tensorflow_ranks import HorovodRanks
 
+        assert isinstance(self.communicator, HorovodRanks)
         # Speeds are measured by the ranks that train: the cost of a step in a group cannot be measured elsewhere.
         job = GroupJob(spec, self.communicator, artifacts, values["members"], self._spans)
         job.measure()

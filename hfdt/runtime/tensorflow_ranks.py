@@ -171,4 +171,4 @@ def place_of(environment: Mapping[str, str]) -> bytes:
     return ",".join(environment[f"HOROVOD_{name}"] for name in names).encode()
 
 
-Ranks = HorovodRanks
+RANKS = HorovodRanks

@@ -103,6 +103,8 @@ class ElasticMember(RingMember, State):
         gone: Machines of the ranks that the last change has taken, as far as this rank knew them.
     """
 
+    communicator: HorovodRanks
+
     def __init__(
         self,
         communicator: HorovodRanks,
