@@ -18,7 +18,6 @@ from benchmarks.reports.report import Report, arguments
 from nfdt.core.host.machine import find_gpus
 
 LIMIT_S, QUICK_S = 470.0, 110.0  # of everything
-RUN_S = 100.0  # of one training
 EPOCH_S = 3.0  # of plain Keras; the epochs of all ways have as many steps
 CASES = ("CNN, 1 M", "transformer, 25 M", "transformer, 100 M")
 PLAIN, SIMULATED = "plain fit", "simulated ResNet-20"
@@ -33,6 +32,7 @@ class GpuBench:
     Attributes:
         report: Where the results go.
         ends: Value of ``time.monotonic`` at which everything ends.
+        run_s: Limit of one training.
         small: Whether batches are those for processors.
         epoch_s: Seconds of an epoch of plain Keras.
         gpus: GPUs of this machine.
@@ -41,6 +41,7 @@ class GpuBench:
 
     report: Report
     ends: float
+    run_s: float
     small: bool = False
     epoch_s: float = EPOCH_S
     gpus: Sequence[str] = ()
@@ -105,7 +106,7 @@ class GpuBench:
         self, name: str, command: Sequence[str], environment: Mapping[str, str], codes: Sequence[int] = (0,)
     ) -> str | None:
         """Return the output of a process; None with a note if it fails, or no time is left."""
-        limit_s = min(RUN_S, self.ends - time.monotonic())
+        limit_s = min(self.run_s, self.ends - time.monotonic())
         if limit_s <= 0:
             self._note(f"{name}: left out, no time was left")
             return None
@@ -148,7 +149,7 @@ def main() -> None:
     limit_s = options.limit or (QUICK_S if options.quick else LIMIT_S)
     small = options.quick or not gpus
     epoch_s = 1.0 if options.quick else EPOCH_S
-    bench = GpuBench(report, time.monotonic() + limit_s, small, epoch_s, gpus, options.devices)
+    bench = GpuBench(report, time.monotonic() + limit_s, limit_s / 4, small, epoch_s, gpus, options.devices)
     chosen = [case for case in CASES if case in options.cases.split(";")]
     run(bench, chosen[:1] if options.quick else chosen, list(bench.ways)[: 2 if options.quick else None])
     report.finish(options.json)

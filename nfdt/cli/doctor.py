@@ -25,6 +25,10 @@ import json
 import tensorflow as tf
 print(json.dumps([tf.__version__, [d.name for d in tf.config.list_physical_devices("GPU")]]))
 """
+_JAX_PROBE = """
+import jax
+print(", ".join(f"{device.platform}:{device.id}" for device in jax.local_devices()))
+"""
 _HOROVOD_PROBE = """
 import horovod.tensorflow as hvd
 print(", ".join(name for name, built in (("gloo", hvd.gloo_built()), ("MPI", hvd.mpi_built())) if built))
@@ -89,6 +93,14 @@ def _tensorflow() -> Iterator[Finding]:
     yield Finding("gpus", "ok" if gpus else "optional", ", ".join(gpus) or "none: workers use the cores")
 
 
+def _jax() -> Finding:
+    version, remedy = _version("jax"), install("jax")
+    if version is None:
+        return Finding("jax", "optional", "not installed: needed for scripts on JAX only", remedy)
+    found = _probe("jax", "optional", _JAX_PROBE, remedy, f"{version} does not load: ")
+    return found if isinstance(found, Finding) else Finding("jax", "ok", f"{version} with {found}")
+
+
 def _machine() -> Iterator[Finding]:
     try:
         import psutil
@@ -132,6 +144,7 @@ def examine() -> Iterator[Finding]:
     """Yield all findings about this machine and this Python, in the order of the report, as they are made."""
     yield from _packages()
     yield from _tensorflow()
+    yield _jax()
     yield from _machine()
     yield from _launchers()
 

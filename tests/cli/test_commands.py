@@ -133,5 +133,6 @@ def test_the_doctor_reports_in_json(nfdt_command):
     findings = {finding["subject"]: finding for finding in json.loads(done.output)}
     assert findings["keras"]["verdict"] == "ok"
     assert findings["loopback"]["verdict"] == "ok"
+    assert "jax" in findings, "its devices are named where it is installed"
     assert {finding["verdict"] for finding in findings.values()} <= {"ok", "optional", "missing"}
     assert done.exit_code == 0

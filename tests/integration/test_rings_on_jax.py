@@ -94,10 +94,12 @@ PYTHON = (NFDT[0],)
 def test_two_ranks_on_jax_equal_one_process_with_the_global_batch(run_script, losses):
     found = answer(run_script(EQUAL.replace("LOSSES", repr(losses)), command=PYTHON))
     assert found.keys() == set(losses)
-    for got in found.values():
+    for loss, got in found.items():
         assert got["weights"] < 2e-5
         assert got["logs"].keys() == {"loss", "accuracy", "val_loss", "val_accuracy"}
-        assert max(got["logs"].values()) < 1e-4
+        # Keras' metric of the loss is a mean over batches: of other losses than means over samples it depends on them.
+        exact = got["logs"] if loss == "samples" else {name: got["logs"][name] for name in ("accuracy", "val_accuracy")}
+        assert max(exact.values()) < 1e-4
         assert (got["ranks"], got["steps"], got["pids"]) == (2, 2 * 4, 2)
         assert got["samples"] == [2 * 49, 2 * 48]
 

@@ -115,3 +115,12 @@ def test_a_slot_sends_heartbeats_at_the_interval_of_the_server_and_its_messages_
     assert sorted(set(kinds)) == [("heartbeat", 0), ("ready", 1)]
     assert kinds.count(("ready", 1)) == 1
     assert {message.received for message in server.received if not message.number} == {1}
+
+
+@pytest.mark.parametrize(
+    ("role", "visible", "device"),
+    [("worker", "0,2", "gpu:0,2"), ("worker", "3", "gpu:3"), ("worker", "", "cpu"), ("shard", "0", "cpu")],
+)
+def test_a_slot_names_the_gpus_that_its_launcher_left_it(monkeypatch, role, visible, device):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert make_hello("slot", role).device == device

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from nfdt.core.errors import ServerUnreachable
-from nfdt.core.host.machine import boot_id, versions
+from nfdt.core.host.machine import boot_id, find_gpus, versions
 from nfdt.core.host.usage import UsageMeter
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.channel import MESSAGE_BYTES
@@ -54,6 +54,7 @@ def make_hello(
         patience_s: Time limit for reopening the stream.
         ring: The ring whose slot it is; "" for none.
     """
+    gpus = find_gpus(os.environ) if role == "worker" else ()  # shards compute on the processor
     return pb.SlotHello(
         name=name,
         host=socket.gethostname(),
@@ -61,7 +62,7 @@ def make_hello(
         role=role,
         address=address,
         versions=versions(),
-        device="gpu:0" if os.environ.get("CUDA_VISIBLE_DEVICES", "-1") not in ("", "-1") else "cpu",
+        device=f"gpu:{','.join(gpus)}" if gpus else "cpu",
         boot_id=boot_id(),
         key=secrets.token_hex(16) if resumes else "",
         patience_s=patience_s,
