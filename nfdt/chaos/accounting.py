@@ -14,7 +14,7 @@ from typing import Any
 from nfdt.chaos.schedule import PlannedFault
 from nfdt.core.errors import NfdtError
 from nfdt.core.specs.algorithm import AlgorithmSpec
-from nfdt.core.specs.job import resolve_algorithm
+from nfdt.core.specs.job import ClusterSpec, find_idle, resolve_algorithm
 
 BUSY_S = 1.0
 STEP_S = 0.5  # precision of the time until full speed
@@ -262,7 +262,8 @@ def failure(jobs: Sequence[RecordedJob]) -> str | None:
 
 AFTER_S = 4.0  # training goes on that long after the last fault
 # Keras alone, for two epochs more than it has to. Sample i looks up row i of an embedding only. Its gradient exceeds
-# the clipping value, whatever the update divides it by: each update moves the row by exactly -1, towards the target.
+# the clipping value, whatever the update divides it by: each update moves the row by exactly -1, towards the target,
+# with the options of counting_options.
 SCRIPT = """
 import json
 import time
@@ -331,10 +332,24 @@ def read_counts(result: Path) -> SampleCounts:
     return SampleCounts(int(once), int(again), int(never))
 
 
+def counting_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of ``nfdt run`` with which the model counts: without what compensates delayed gradients.
+
+    A gradient on weights of before a row's last update moves this row by less, or not at all.
+    """
+    off = {"dc_lambda": 0.0, "gap": 0.0}
+    idle = find_idle(_algorithm_of(options), ClusterSpec(), off)
+    return {**options, **{name: value for name, value in off.items() if name not in idle}}
+
+
+def _algorithm_of(options: Mapping[str, Any]) -> AlgorithmSpec:
+    parts = {name: value for name, value in options.items() if name in AlgorithmSpec.model_fields and name != "name"}
+    return resolve_algorithm(options.get("algorithm"), **parts)
+
+
 def why_not_counted(options: Mapping[str, Any]) -> str:
     """Return why the weights of a job with these options of ``nfdt run`` do not count its samples; "" if they do."""
-    parts = {name: value for name, value in options.items() if name in AlgorithmSpec.model_fields and name != "name"}
-    algorithm = resolve_algorithm(options.get("algorithm"), **parts)
+    algorithm = _algorithm_of(options)
     if not algorithm.topology_facts.flat or algorithm.plan == "topology":
         return "groups and allreduce rings promise no exact count"
     if algorithm.consistency_facts.merges:

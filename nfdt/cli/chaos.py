@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -87,7 +87,7 @@ def chaos(
     and nothing is left.
     """
     require_server_packages("nfdt chaos")
-    from nfdt.chaos.accounting import counting_script, length_for, why_not_counted
+    from nfdt.chaos.accounting import counting_options, counting_script, length_for, why_not_counted
     from nfdt.chaos.report import make_report
     from nfdt.chaos.schedule import plan_faults, read_schedule
     from nfdt.chaos.trial import local_trial
@@ -101,8 +101,8 @@ def chaos(
         )
     folder = Path(tempfile.mkdtemp(prefix="nfdt-chaos-")) if logs is None else _new_folder(logs.absolute())
 
-    def run(name: str, words: Sequence[str], *, faults: bool = True) -> TrialRecord:
-        chosen = plan if faults else plan.model_copy(update={"fault": ()})
+    def run(name: str, words: Sequence[str], **changes: Any) -> TrialRecord:
+        chosen = plan.model_copy(update=changes)
         return local_trial(
             chosen, words, folder / name, patience_s=patience, log=lambda line: click.echo(line, err=True)
         ).run()
@@ -110,12 +110,13 @@ def chaos(
     undisturbed = record = counted = counts = None
     if script is not None:
         words = script.words
-        undisturbed = run("undisturbed", words, faults=False) if compare else None
+        undisturbed = run("undisturbed", words, fault=()) if compare else None
         record = run("chaos", words)
     if not reason:
         counts = folder / "counts.json"
         (folder / "counting.py").write_text(counting_script(counts, **length_for(plan_faults(plan))), encoding="utf-8")
-        counted = run("counting", [str(folder / "counting.py")])
+        cluster = plan.cluster.model_copy(update={"options": counting_options(plan.cluster.options)})
+        counted = run("counting", [str(folder / "counting.py")], cluster=cluster)
     record, counting = (counted, None) if record is None else (record, counted)
     assert record is not None, "a script is required where weights do not count"
     report = make_report(record, undisturbed, counting=counting, counts=counts, why_not_counted=reason)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
+from h11 import LocalProtocolError
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nfdt.core.errors import Refused, ServerUnreachable, UsageError
 from nfdt.core.jobs.rights import Holder
@@ -68,6 +70,17 @@ class _Listener(socket.socket):
         return connection, peer
 
 
+class _Protocol(H11Protocol):
+    """HTTP/1.1 that ends a connection whose bytes turn out wrong while an answer is on its way."""
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer that a request is wrong, unless the connection has begun another answer; then close it."""
+        try:
+            super().send_400_response(msg)
+        except LocalProtocolError:
+            self.transport.close()
+
+
 class PageServer:
     """The page, served from :meth:`start` to :meth:`stop`.
 
@@ -100,6 +113,7 @@ class PageServer:
         )
         config = uvicorn.Config(
             pages.app(),
+            http=_Protocol,
             loop="asyncio",  # which accepts with the listener's own method
             ssl_certfile=address.cert,
             ssl_keyfile=address.key,

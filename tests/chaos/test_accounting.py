@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from nfdt.chaos.accounting import (
@@ -9,6 +10,7 @@ from nfdt.chaos.accounting import (
     RecordedJob,
     SampleCounts,
     count_samples,
+    counting_options,
     failure,
     first_progress,
     full_speed_after,
@@ -19,6 +21,9 @@ from nfdt.chaos.accounting import (
     trained_steps,
     training_times,
 )
+from nfdt.core.specs.job import resolve_algorithm
+from nfdt.update_rules import OptimizerTraits, make_rule
+from tests.support.simulated_shard import SimulatedShard
 
 SIZE = 100
 
@@ -161,3 +166,21 @@ def test_full_speed_is_nine_tenths_of_the_samples_per_second_before(again_at, se
     slow = [(at, 10 if at < 10.0 or at > again_at else 8) for at, _ in steady]
     found = full_speed_after(slow, 10.0, 20.0)
     assert found == (None if seconds is None else pytest.approx(seconds, abs=0.5))
+
+
+@pytest.mark.parametrize(("options", "moved"), [({}, 1.0), (counting_options({}), 2.0)], ids=["as given", "counting"])
+def test_a_late_gradient_counts_like_any_other(options, moved):
+    rule = make_rule(resolve_algorithm("ddc-asgd", **options), OptimizerTraits("sgd"))
+    rows = np.eye(200)
+    shard = SimulatedShard(rule, np.zeros(200))
+    shard.pull("late")
+    shard.pull("other")
+    for row in rows:
+        shard.push("other", row, 1.0)  # an epoch
+    shard.push("late", rows[0], 1.0)  # its task of the next one, on weights of before
+    assert -shard.weights[0] == pytest.approx(moved, abs=1e-6)
+
+
+def test_only_what_an_algorithm_reads_is_turned_off_for_counting():
+    assert counting_options({"algorithm": "asgd", "workers": 3}) == {"algorithm": "asgd", "workers": 3}
+    assert counting_options({"algorithm": "dc-asgd"}) == {"algorithm": "dc-asgd", "dc_lambda": 0.0}

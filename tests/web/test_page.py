@@ -9,10 +9,12 @@ import pty
 import re
 import secrets
 import signal
+import socket
 import subprocess
 import threading
 from contextlib import closing
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import keras
 import numpy as np
@@ -125,6 +127,18 @@ def test_no_log_has_a_key(cluster):
     log = (cluster.state_dir.parent / "server.log").read_text()
     assert page_of(cluster) in log
     assert "key=" not in log
+
+
+def test_bytes_that_turn_out_wrong_after_an_answer_end_their_connection_and_nothing_else(cluster):
+    url = urlsplit(page_of(cluster))
+    with socket.create_connection((url.hostname, url.port), timeout=60) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert connection.recv(2**16).startswith(b"HTTP/1.1 401 ")  # and waits for the rest of the request
+        connection.sendall(b"no chunk\r\n")
+        while connection.recv(2**16):
+            continue
+    assert Browser(page_of(cluster), cluster.token_file.read_text()).status("api/jobs") == 200
+    assert "Traceback" not in (cluster.state_dir.parent / "server.log").read_text()
 
 
 def test_a_terminal_gets_a_link(tmp_path):

@@ -59,9 +59,12 @@ class Traffic:
 def main(minutes: float, seed: int, threads: int) -> None:
     """Send made-up bytes and calls to a job server that trains a job, and to a shard; then check both."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as undo:
-        server, shard = JobServer(Path(folder), undo), Shard(undo)
-        ports = server.ports()
-        kinds: dict[str, Attack] = {"connections": lambda random: _connect(random.choice(ports), random)}
+        server, shard = JobServer(Path(folder), 60 * minutes, undo), Shard(undo)
+        ports, page = [*server.ports(), *shard.ports()], server.page_port
+        kinds: dict[str, Attack] = {
+            "connections": lambda random: _send(random.choice(ports), made_up.connection(random)),
+            "requests of the page": lambda random: _send(page, made_up.request(random, server.job, server.token)),
+        }
         for name, token in {"with": server.token, "without": "", "with a wrong": "0" * 64}.items():
             channel = undo.enter_context(open_channel(server.address, token))
             kinds[f"messages {name} token"] = lambda random, channel=channel: call(channel, random)
@@ -93,8 +96,8 @@ def main(minutes: float, seed: int, threads: int) -> None:
     raise SystemExit(bool(faults))
 
 
-def _connect(port: int, random: Random) -> int:
-    send(port, made_up.connection(random))
+def _send(port: int, data: bytes) -> int:
+    send(port, data)
     return 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from random import Random
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.support.raw_stream import encode
 
 MOST_BYTES = 2000
 DEPTH = 3
+SPOILT = 0.02  # part of the frames of a stream
 WORDS = ("", "worker", "worker-0", "shard", "../../etc/passwd", "0" * 64, "{}", '{"epochs": -1}', "\x00", "é" * 100)
 NUMBERS = (0, 1, 2, 3, 7, 2**31 - 1, 2**32 - 1, 2**63 - 1)
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -84,14 +86,16 @@ def mutated(data: bytes, random: Random) -> bytes:
 
 
 def connection(random: Random) -> bytes:
-    """Return what a stranger may send on a new connection: noise, HTTP/2, TLS, or a ticket and frames."""
-    match random.randrange(4):
+    """Return what a stranger may send on a new connection: noise, HTTP/2, TLS, HTTP/1.1, or a ticket and frames."""
+    match random.randrange(5):
         case 0:
             return random.randbytes(random.randrange(1, MOST_BYTES))
         case 1:
             return HTTP2 + b"".join(_http2_frame(random) for _ in range(random.randrange(1, 6)))
         case 2:
             return b"\x16\x03\x01" + random.randbytes(random.randrange(1, 300))
+        case 3:
+            return request(random)
         case _:
             return random.randbytes(32) + frames(random)
 
@@ -104,19 +108,68 @@ def _http2_frame(random: Random) -> bytes:
 
 
 def frames(random: Random, size: int = 64, worker: str = "bad", count: int = 4) -> bytes:
-    """Return frames of a stream of gradients: made up, or pushes of ``size`` bytes, some of them mutated."""
-    return b"".join(_frame(random, size, worker) for _ in range(count))
+    """Return a stream of gradients: valid pulls and pushes of ``size`` bytes, in order, few of which are spoilt.
+
+    Nothing is read after the first that no shard takes.
+    """
+    return b"".join(_frame(random, size, worker, sequence) for sequence in range(1, count + 1))
 
 
-def _frame(random: Random, size: int, worker: str) -> bytes:
-    if random.random() < 0.5:
-        header = message(Frame.DESCRIPTOR, random)
+def _frame(random: Random, size: int, worker: str, sequence: int) -> bytes:
+    kind = random.choice((PULL, PUSH))
+    header = Frame(kind=kind, sequence=sequence, worker=worker, want_weights=random.random() < 0.5)
+    payload = b""
+    if kind == PUSH:
+        header.samples, header.total_bytes = 1, size
+        payload = struct.pack(f"<{size // 4}f", *(random.gauss(0.0, 1.0) for _ in range(size // 4)))
+    if random.random() < SPOILT:
+        match random.randrange(3):
+            case 0:
+                replace_field(header, random)
+            case 1:
+                header = message(Frame.DESCRIPTOR, random)
+            case _:
+                return mutated(encode(header, payload), random)
         header.version = 0  # a pull waits for its version
-        payload = random.randbytes(random.randrange(size))
-    else:
-        kind = random.choice((PULL, PUSH))
-        fields = {"sequence": random.randrange(1, 9), "worker": worker, "parts": 1, "want_weights": True}
-        header = Frame(kind=kind, total_bytes=size if kind == PUSH else 0, **fields)
-        payload = random.randbytes(size) if kind == PUSH else b""
-    data = encode(header, payload)
-    return data if random.random() < 0.5 else mutated(data, random)
+    return encode(header, payload)
+
+
+def replace_field(made: Any, random: Random) -> None:
+    """Give one field of a message another value of its type."""
+    field = random.choice([one for one in made.DESCRIPTOR.fields if one.message_type is None])
+    _fill(made, field, random, 0)
+
+
+METHODS = ("GET", "POST", "HEAD", "PUT", "OPTIONS", "TRACE", "get", "")
+PATHS = ("/", "/open", "/metrics", "/api/jobs", "/static/page.js", "/static/../../etc/passwd", "/%2e%2e/%00", "//", "*")
+OF_JOB = ("", "/epochs", "/weights.npz", "/priority", "/no-such-action")
+
+
+def request(random: Random, job: str = "job-0", token: str = "") -> bytes:
+    """Return requests of the page on one connection: valid ones, of which some are spoilt.
+
+    None of them streams, cancels, or changes the job.
+    """
+    return b"".join(_request(random, job, token) for _ in range(random.randrange(1, 4)))
+
+
+def _request(random: Random, job: str, token: str) -> bytes:
+    of_job = f"/api/jobs/{random.choice((job, *WORDS))}{random.choice(OF_JOB)}"
+    path = random.choice((*PATHS, f"/jobs/{job}", of_job, of_job))
+    if random.random() < 0.3:
+        path += f"?{random.choice(('key', 'after', 'n'))}={random.choice((*WORDS, *map(str, NUMBERS)))}"
+    body = random.randbytes(random.choice((0, 0, 30)))
+    fields = {
+        "Host": random.choice(("localhost", "localhost", "evil/?#", "")),
+        "Authorization": f"Bearer {random.choice((token, token, *WORDS))}",
+        "Cookie": f"nfdt-1={random.choice(WORDS)}",
+        "Content-Length": str(random.choice((len(body), len(body), *NUMBERS, -1))),
+        "Range": random.choice(("bytes=0-1", "bytes=" + "0-," * 200, "bytes=9-1")),
+        "Transfer-Encoding": random.choice(("chunked", "identity")),
+        "X-Nfdt": "1",
+        "Connection": random.choice(("keep-alive", "close", "upgrade")),
+    }
+    chosen = [f"{name}: {value}" for name, value in fields.items() if random.random() < 0.6]
+    method = "GET" if random.random() < 0.6 else random.choice(METHODS)
+    data = "\r\n".join([f"{method} {path} HTTP/1.1", *chosen, "", ""]).encode() + body
+    return data if random.random() < 0.7 else mutated(data, random)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import re
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from random import Random
@@ -14,6 +16,7 @@ import grpc
 import psutil
 from google.protobuf.descriptor import MethodDescriptor
 
+from nfdt.chaos.accounting import RecordedJobs, counting_script, first_progress, read_counts
 from nfdt.core.errors import NfdtError
 from nfdt.core.wire import jobs_pb2, shards_pb2, workers_pb2
 from nfdt.core.wire.job_token import worker_token
@@ -25,6 +28,7 @@ from tests.support.shard_cluster import LAYOUT, gradients
 
 CALL_S = 0.1  # limit of a call: some of them stream until the job ends
 SILENCE_S = 0.2
+POLL_S = 0.2
 KEY = "key-of-a-job"
 SHARD = """
 import sys, keras
@@ -68,20 +72,47 @@ def call(channel: grpc.Channel, random: Random) -> int:
     return len(sent)
 
 
+def listening(processes: Iterable[psutil.Process]) -> list[int]:
+    """Return the ports on which processes listen."""
+    found = (each for process in processes for each in process.net_connections("tcp"))
+    return sorted({one.laddr.port for one in found if one.status == psutil.CONN_LISTEN})
+
+
 class JobServer:
-    """Job server with a worker; a job trains while the traffic arrives.
+    """Job server with workers and a page; a job that counts its samples trains while the traffic arrives.
+
+    Args:
+        folder: Folder for state and logs.
+        seconds: Duration of the job, at least.
+        undo: Ends the processes.
 
     Attributes:
-        processes: Job server and its slots.
+        token: Token of an administrator.
+        address: Address of the service.
+        job: The job.
     """
 
-    def __init__(self, folder: Path, undo: ExitStack) -> None:
-        self._folder = folder
-        self._server = start_server(folder, "--workers", "2")
+    def __init__(self, folder: Path, seconds: float, undo: ExitStack) -> None:
+        self._folder, self._counts = folder, folder / "counts.json"
+        self._server = start_server(folder, "--workers", "2", "--ui", "127.0.0.1:0")
         undo.callback(stop, self._server.process)
         self.token = self._server.token_file.read_text()
         self.address = self._server.address
-        self._job = self._submit(epochs=100_000)
+        script = folder / "counting.py"
+        script.write_text(counting_script(self._counts, seconds=seconds))
+        options = ["run", "--workers", "1", "--set", "algorithm=asgd", str(script)]
+        self._script = subprocess.Popen([*NFDT, *options], env=environment(**self._server.env()), cwd=folder)
+        undo.callback(stop, self._script)
+        self.job = self._trained_job()
+
+    def _trained_job(self) -> str:
+        """Wait until the job trains, and return its name."""
+        recorded, deadline = RecordedJobs(self._server.state_dir), time.monotonic() + DEADLINE_S
+        while first_progress(recorded.jobs) is None:
+            assert time.monotonic() < deadline, "the job does not begin"
+            time.sleep(POLL_S)
+            recorded.read()
+        return recorded.jobs[0].job_id
 
     def _run(self, *words: str) -> str:
         done = subprocess.run(
@@ -95,33 +126,38 @@ class JobServer:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def _submit(self, epochs: int) -> str:
-        script = self._folder / f"script{epochs}.py"
-        script.write_text(DIGITS + f"build().fit(x, y, batch_size=32, epochs={epochs}, verbose=0)")
-        return self._run("run", "--detach", "--workers", "1", str(script)).split()[-1]
-
     @property
     def processes(self) -> list[psutil.Process]:
         """The job server and its slots."""
         return [psutil.Process(self._server.process.pid), *descendants(self._server.process.pid)]
 
     def ports(self) -> list[int]:
-        """Ports on which these processes listen."""
-        found = (each for process in self.processes for each in process.net_connections("tcp"))
-        return sorted({one.laddr.port for one in found if one.status == psutil.CONN_LISTEN})
+        """Ports on which these processes listen: of the service, the page, and the job's shards."""
+        return listening(self.processes)
+
+    @property
+    def page_port(self) -> int:
+        """Port of the page."""
+        return int(re.search(r"page: \S+:(\d+)", self._log)[1])
+
+    @property
+    def _log(self) -> str:
+        return (self._folder / "server.log").read_text()
 
     @property
     def tracebacks(self) -> list[str]:
         """Exceptions in the server's log, which no message may cause."""
-        parts = (self._folder / "server.log").read_text().split("Traceback (most recent call last)")[1:]
+        parts = self._log.split("Traceback (most recent call last)")[1:]
         return [part[:2000] for part in parts]
 
     def check(self) -> None:
-        """Raise unless the job still trains, and another one succeeds after its end."""
-        found = {one["job_id"]: one for one in json.loads(self._run("jobs", "list", "--format", "json"))}
-        assert found[self._job]["state"] == "running", found[self._job]
-        self._run("jobs", "cancel", self._job)
-        self._run("jobs", "attach", self._submit(epochs=1))
+        """Raise unless the job has trained each sample once in each epoch, and another one succeeds after its end."""
+        assert self._script.wait(DEADLINE_S) == 0
+        counts = read_counts(self._counts)
+        assert (counts.again, counts.never) == (0, 0), counts
+        script = self._folder / "next.py"
+        script.write_text(DIGITS + "build().fit(x, y, batch_size=32, epochs=1, verbose=0)")
+        self._run("jobs", "attach", self._run("run", "--detach", "--workers", "1", str(script)).split()[-1])
 
 
 class Shard:
@@ -147,6 +183,10 @@ class Shard:
     def processes(self) -> list[psutil.Process]:
         """The process of the shard."""
         return [psutil.Process(self._process.pid)]
+
+    def ports(self) -> list[int]:
+        """Its ports: of the service and of the streams."""
+        return listening(self.processes)
 
     def send(self, random: Random, count: int) -> int:
         """Send frames on a stream of a valid worker; return their number."""

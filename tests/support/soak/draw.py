@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from nfdt.chaos.accounting import why_not_counted
+from nfdt.chaos.accounting import counting_options, why_not_counted
 from nfdt.chaos.schedule import KINDS, TargetRole
 from tests.support.soak.machine_schedule import AMOUNTS, MACHINE_PAIRS
 
@@ -83,6 +84,11 @@ def draw_job(seed: int, number: int, choice: FaultChoice) -> SoakJob:
         "snapshot_s": str(random.choice([0.5, 2.0])),
         '"emulate.step_ms"': str(_step_ms(workers)),
     }
+    counts = not why_not_counted({"algorithm": preset, "codec": codec})
+    algorithm = {"algorithm": preset}
+    options |= {
+        name: json.dumps(value) for name, value in (counting_options(algorithm) if counts else algorithm).items()
+    }
     tls = "true" if random.random() < choice.tls or any(kind == "corrupt" for kind, _ in faults) else "false"
     cluster = f"workers = {workers}\nshards = {random.randint(1, 2)}\ntls = {tls}\noptions = {{ "
     cluster += ", ".join(f"{name} = {value}" for name, value in options.items()) + " }\n"
@@ -92,7 +98,6 @@ def draw_job(seed: int, number: int, choice: FaultChoice) -> SoakJob:
     for kind, role in faults:
         fields = [f'kind = "{kind}"', f'role = "{role}"', f"at_s = {random.uniform(*span):.2f}"]
         rows += "\n".join(["\n[[fault]]", *fields, *choice.fields(kind, random), ""])
-    counts = not why_not_counted({"algorithm": preset, "codec": codec})
     return SoakJob(number, preset, workers, counts, f"seed = {seed * 10_000 + number}\n\n[cluster]\n{cluster}{rows}")
 
 
