@@ -7,6 +7,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import keras
@@ -22,6 +23,7 @@ from benchmarks.run import (
     accuracy,
     control,
     forecast,
+    gpu,
     hetero,
     hfdt,
     link,
@@ -58,6 +60,28 @@ def written(report: Report, folder: Path) -> dict:
 
 def peers_of(got: dict) -> set[str]:
     return {row["peer"] for row in got["rows"]}
+
+
+def test_gpu_names_what_no_time_was_left_for(tmp_path, capsys):
+    bench = gpu.GpuBench(Report("gpu", [0]), ends=0.0, run_s=1.0, small=True, devices=2)
+    gpu.run(bench, gpu.CASES, list(bench.ways))
+    got = written(bench.report, tmp_path)
+    assert got["rows"] == []
+    plain = {f"{case}, {gpu.PLAIN}: left out, no time was left" for case in gpu.CASES}
+    assert plain < set(got["notes"]), "the ways of workers need the number of steps of plain Keras"
+    assert len(got["notes"]) == len(gpu.CASES) + len({"nfdt doctor", gpu.SIMULATED})
+
+
+@pytest.mark.long
+def test_gpu_compares_workers_with_plain_fit(tmp_path, capsys):
+    bench = gpu.GpuBench(Report("gpu", [0]), time.monotonic() + 480, run_s=200, small=True, epoch_s=0.1)
+    for way in (gpu.PLAIN, "1 worker"):
+        bench.train(gpu.CASES[0], way)
+    got = written(bench.report, tmp_path)
+    units = {row["unit"] for row in got["rows"] if row["peer"] == "1 worker"}
+    assert units == {*gpu.SPEED, "ms of a step", "ms of it for the exchange", "ms of an update"}
+    assert all(row["value"] > 0 for row in got["rows"])
+    assert got["ratios"].keys() == {f"1 worker/plain@{gpu.CASES[0]}"}
 
 
 def test_control_measures_workers_that_only_speak_the_protocol(tmp_path, capsys):

@@ -20,6 +20,7 @@ from nfdt.core.host.machine import find_gpus
 LIMIT_S, QUICK_S = 470.0, 110.0  # of everything
 EPOCH_S = 3.0  # of plain Keras; the epochs of all ways have as many steps
 CASES = ("CNN, 1 M", "transformer, 25 M", "transformer, 100 M")
+SPEED = ("samples/s", "s of start-up")  # units that plain Keras has, too
 PLAIN, SIMULATED = "plain fit", "simulated ResNet-20"
 ALL_DEVICES = "1 worker, all devices"
 UPDATES = 96  # of a simulated training
