@@ -105,6 +105,7 @@ def test_a_good_job_breaks_nothing():
         ({"counted": SampleCounts(90, 0, 10)}, "10 samples were never trained, by the weights"),
         ({"counted": SampleCounts(90, 10, 0)}, "10 samples were trained again, by the weights"),
         ({"memory_growth": 0.5}, "the server's memory grew by 50%"),
+        ({"more_files": 33}, "the server has 33 more open files"),
         ({"result": {"accuracy": 0.8}}, "accuracy 0.800, without faults 0.920"),
     ],
 )

@@ -49,6 +49,7 @@ class ChaosReport:
         leftovers: Remains after the end, in words.
         memory_growth: Greatest relative growth of a server's resident memory between the first and the last fault that
             the same process has survived; None: no process was measured twice.
+        more_files: Greatest number of descriptors by which the open ones of a server have grown in the same time.
         problems: Reasons why the trial did not end well.
     """
 
@@ -58,6 +59,7 @@ class ChaosReport:
     undisturbed: Mapping[str, float] | None = None
     leftovers: tuple[str, ...] = ()
     memory_growth: float | None = None
+    more_files: int | None = None
     problems: tuple[str, ...] = field(default=())
     counted: SampleCounts | None = None
     why_not_counted: str = ""
@@ -100,6 +102,7 @@ def make_report(
         except NfdtError as error:
             problems.append(str(error))
     records = [one for one in (record, counting) if one is not None]
+    files = [n[-1] - n[0] for one in records for n in one.server_files.values() if len(n) > 1]
     growths = [b[-1] / b[0] - 1 for one in records for b in one.server_bytes.values() if len(b) > 1]
     return ChaosReport(
         faults=_outcomes(record),
@@ -108,6 +111,7 @@ def make_report(
         undisturbed=None if undisturbed is None else last_logs(undisturbed.jobs),
         leftovers=tuple(left for one in records for left in one.leftovers),
         memory_growth=max(growths, default=None),
+        more_files=max(files, default=None),
         problems=(*record.problems, *problems),
         counted=counted,
         why_not_counted=why_not_counted,

@@ -158,6 +158,7 @@ class TrialRecord:
         leftovers: Remains after its end, in words.
         began_at: Unix time of the first trained step.
         server_bytes: Resident memory of each process of the server, at each fault and at the end.
+        server_files: Number of its open descriptors at the same times.
     """
 
     injections: list[Injection] = field(default_factory=list)
@@ -167,6 +168,7 @@ class TrialRecord:
     leftovers: list[str] = field(default_factory=list)
     began_at: float | None = None
     server_bytes: dict[psutil.Process, list[int]] = field(default_factory=dict)
+    server_files: dict[psutil.Process, list[int]] = field(default_factory=dict)
 
 
 class Trial:
@@ -255,10 +257,11 @@ class Trial:
                 self._log(f"{injection.at - began_at:7.1f} s  {fault.row.kind} {injection.target}{seconds}")
 
     def _measure(self) -> None:
-        """Record the resident memory of a server that has started."""
+        """Record the resident memory and the open descriptors of a server that has started."""
         for server in self._cluster.processes("server") if self._cluster.listens else ():
             with contextlib.suppress(psutil.Error):
                 self._record.server_bytes.setdefault(server.process, []).append(server.process.memory_info().rss)
+                self._record.server_files.setdefault(server.process, []).append(server.process.num_fds())
 
 
 def local_trial(schedule: Schedule, script: Sequence[str], folder: Path, **options: Any) -> Trial:

@@ -45,6 +45,8 @@ def describe_report(report: ChaosReport) -> str:
     lines.append(f"left over: {', '.join(report.leftovers) or 'nothing'}")
     if growth is not None:
         lines.append(f"memory of the server between first and last fault: {growth:+.1%}")
+    if report.more_files is not None:
+        lines.append(f"open files of the server in that time: {report.more_files:+}")
     return "\n".join([*lines, *(f"problem: {one}" for one in report.problems)])
 
 

@@ -46,6 +46,7 @@ def record(**changes) -> TrialRecord:
         jobs=[RecordedJob("job-1", 100, events, "succeeded")],
         began_at=10.0,
         server_bytes={OWN: [100, 90, 110]},
+        server_files={OWN: [40, 60, 43]},
     )
     for name, value in changes.items():
         setattr(trial, name, value)
@@ -59,6 +60,7 @@ def test_a_fault_is_survived_when_training_went_on():
     assert [(f.at_s, f.recovery_s, f.survived) for f in report.faults] == [(1.0, 0.5, True), (3.0, 2.0, True)]
     assert report.samples.once == 100
     assert report.memory_growth == pytest.approx(0.1)
+    assert report.more_files == 3
 
 
 def test_a_fault_after_which_nothing_went_on_is_not_survived():
@@ -111,6 +113,7 @@ def test_a_report_is_shown_as_a_table():
         "result: loss 0.5",
         "left over: port 127.0.0.1:1",
         "memory of the server between first and last fault: +10.0%",
+        "open files of the server in that time: +3",
         "problem: it was stopped",
     ]
 

@@ -20,7 +20,7 @@ from tests.support.fuzz.targets import JobServer, Shard, call, send
 
 GROWTH = 0.05
 WARM_UP = 0.2  # part of the time before the memory is measured first
-FRAMES = 100  # in one stream
+FRAMES = 1000  # in one stream
 Attack = Callable[[Random], int]
 
 

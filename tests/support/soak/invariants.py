@@ -8,7 +8,8 @@ from nfdt.chaos.accounting import RecordedJob, TrainingPosition, positions
 from nfdt.chaos.report import ChaosReport
 
 LEAST_ACCURACY = 0.08  # below the undisturbed result
-GROWTH, GROWTH_BYTES = 0.25, 50e6
+GROWTH = 0.25  # of a server's memory
+MORE_FILES = 32  # descriptors that a server may have more after the faults than at the first one
 GOES_BACK = ("shards_restored", "shard_lost")  # events after which training may be at an earlier position
 
 
@@ -30,6 +31,8 @@ def violations(report: ChaosReport, jobs: Sequence[RecordedJob], accuracy: float
         found.append(f"the script had {len(jobs)} jobs")
     if report.memory_growth is not None and report.memory_growth > GROWTH:
         found.append(f"the server's memory grew by {report.memory_growth:.0%}")
+    if report.more_files is not None and report.more_files > MORE_FILES:
+        found.append(f"the server has {report.more_files} more open files")
     reached = report.result.get("accuracy", 0.0)
     if not report.problems and accuracy is not None and reached < accuracy - LEAST_ACCURACY:
         found.append(f"accuracy {reached:.3f}, without faults {accuracy:.3f}")
