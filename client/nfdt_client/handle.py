@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from itertools import chain
@@ -150,22 +150,25 @@ class JobHandle:
 
         Args:
             follow: Whether to wait for later events.
-            tail: Number of the last events so far to begin with; None: all of them.
+            tail: Number of the last lines so far to begin with; None: all of them.
             since: Unix time before which events are left out.
             level: Least level of an event: ``debug``, ``info``, ``warning`` or ``error``; see :func:`level_of`.
         """
         least = LEVELS.index(level)
-        for event in self._logged(follow, tail):
-            if event.at >= since and LEVELS.index(level_of(event)) >= least:
-                yield format_event(event)
 
-    def _logged(self, follow: bool, tail: int | None) -> Iterator[Event]:
+        def is_shown(event: Event) -> bool:
+            return event.at >= since and LEVELS.index(level_of(event)) >= least
+
         if tail is None:
-            return self.events() if follow else self.recorded()
-        recorded = deque(self.recorded(), maxlen=max(1, tail))
-        after = recorded[-1].cursor if recorded else 0
-        shown = list(recorded) if tail else []
-        return chain(shown, self.events(after)) if follow else iter(shown)
+            events: Iterable[Event] = self.events() if follow else self.recorded()
+        else:
+            last, kept = 0, deque[Event](maxlen=tail)
+            for event in self.recorded():
+                last = event.cursor
+                if is_shown(event):
+                    kept.append(event)
+            events = chain(kept, self.events(last) if follow else ())
+        yield from map(format_event, filter(is_shown, events))
 
     @hide_frames
     def result(self, timeout_s: float | None = None) -> JobResult:

@@ -19,7 +19,7 @@ def _row(slot: pb.SlotDescription) -> tuple[str, ...]:
     versions = [slot.versions.get(name) or "-" for name in ("python", "keras")]
     backend = backend_of(slot.versions)
     name = f"{backend} {slot.versions.get(backend) or '-'}"
-    doing = (slot.job_id or "free") + (", not connected" if slot.away else "")
+    doing = f"{slot.job_id or 'free'} {slot.process}".strip() + (", not connected" if slot.away else "")
     return (slot.host, slot.role, slot.name, doing, slot.device, *versions, name, str(slot.pid))
 
 

@@ -312,7 +312,8 @@ class EpochRun:
     def look(self, now: float) -> None:
         """Go on without late workers."""
         if late := self.current.look(now, self._members):
-            text = f"Epoch {self.epoch + 1} does not wait for {', '.join(late)}: its metrics count what they reported."
+            names = ", ".join(late)
+            text = f"Epoch {self.epoch + 1} ends without {names}. Its metrics include what {names} had reported."
             self._effects.emit("log", worker=None, level="warning", text=text)
 
     def waiting_for(self) -> tuple[str, ...]:

@@ -6,13 +6,14 @@ Slots are reserved in a placement group, started as actors, and supervised.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from nfdt_client.embedded import EmbeddedServer
 from nfdt_client.options import Options
@@ -58,6 +59,14 @@ class _SlotRequest:
         return {"CPU": self.resources.cpus, **({"GPU": self.resources.gpus} if self.resources.gpus else {})}
 
 
+class _SlotRun(NamedTuple):
+    """Actor, role and beginning of a run that has been requested."""
+
+    slot: Any
+    role: Role
+    began: float
+
+
 class RayCluster:
     """Connection of this process to a Ray cluster, and the slots that it started there.
 
@@ -70,6 +79,8 @@ class RayCluster:
     """
 
     def __init__(self, address: str | None) -> None:
+        # Ray prints its own errors to the output of the script; the loss of a node is in the job's log.
+        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "has been marked dead")
         try:
             import ray
         except ImportError as error:
@@ -84,7 +95,7 @@ class RayCluster:
         self._group: Any = None
         self._slots: list[Any] = []
         self._failed: Callable[[], None] = lambda: None
-        self._runs: dict[Any, Role] = {}  # the run of each slot that has not ended
+        self._runs: dict[Any, _SlotRun] = {}  # those that have not ended
         self._closing = threading.Event()
         self._failure: str | None = None
         self._supervisor = threading.Thread(target=self._supervise, name="ray-slots", daemon=True)
@@ -144,13 +155,12 @@ class RayCluster:
             slot = actor.options(
                 num_cpus=request.resources.cpus,
                 num_gpus=request.resources.gpus,
-                max_restarts=-1,
-                max_task_retries=-1,
+                max_restarts=-1,  # of the actor; its run is repeated here, as Ray prints its own repetitions
                 max_concurrency=2,  # run and stop
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, index),
             ).remote(access, request.options)
             self._slots.append(slot)
-            self._runs[slot.run.remote()] = request.role
+            self._run(slot, request.role)
         self._supervisor.start()
 
     def check(self) -> None:
@@ -189,23 +199,35 @@ class RayCluster:
                 _log.warning("a Ray node is lost, and there is no room for its slots elsewhere. %s", self._describe())
 
     def _collect_ends(self) -> None:
-        """Log the slots that have ended for good; when none of their role is left, record the failure and report it."""
+        """Repeat the runs of slots that Ray starts again, and log those that have ended for good.
+
+        When none of a role is left, record the failure and report it.
+        """
         ended, _ = self._ray.wait(list(self._runs), num_returns=len(self._runs), timeout=0)
         for run in ended:
-            role, reason = self._runs.pop(run), self._reason(run)
+            slot, role, began = self._runs.pop(run)
+            error = self._error(run)
+            if isinstance(error, self._ray.exceptions.ActorUnavailableError):
+                if time.monotonic() - began > NOTICE_S:  # otherwise it was repeated too early
+                    _log.warning("a %s slot on Ray is lost with its node or process; Ray starts it again", role)
+                self._run(slot, role)
+                continue
+            reason = str(getattr(error, "cause", error))
             _log.warning("a %s slot on Ray has ended and is not started again: %s", role, reason)
-            if role not in self._runs.values():
+            if all(role != other.role for other in self._runs.values()):
                 self._failure = f"--on ray: every {role} slot has ended. The last: {reason}"
                 self._closing.set()
                 self._failed()
 
-    def _reason(self, run: Any) -> str:
+    def _run(self, slot: Any, role: Role) -> None:
+        self._runs[slot.run.remote()] = _SlotRun(slot, role, time.monotonic())
+
+    def _error(self, run: Any) -> Exception | str:
+        """Return the error of a run that has ended, or a text where it has none."""
         try:
             self._ray.get(run)
-        except self._ray.exceptions.RayTaskError as error:
-            return str(error.cause)
         except self._ray.exceptions.RayError as error:
-            return str(error)
+            return error  # type: ignore[no-any-return]
         return "it returned"
 
     def _describe(self) -> str:

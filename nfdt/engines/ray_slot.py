@@ -52,11 +52,14 @@ class RaySlot:
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self) -> None:
-        """Offer the slot until :meth:`stop`.
+        """Offer the slot until :meth:`stop`; a run whose caller could not be reached ends first.
 
         Raises:
             JobFailed: the command ended; the message names this node and holds the end of what it wrote.
         """
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
         sweep(PREFIX)
         with private_folder(PREFIX) as folder:
             code = self._run_command(folder)

@@ -70,7 +70,7 @@ class JobResults:
         self._steps_ended = self._core.server.clock.now()
 
     def learning_rate(self) -> float | None:
-        """Return the rate of the optimizer on the shards or in a ring, or the last that was set; None: unknown."""
+        """Return the rate of the user's optimizer on the shards or in a ring, else the last that was set, or None."""
         core = self._core
         if core.manifest.local_optimizers is None:
             for shard in core.shard_statistics:

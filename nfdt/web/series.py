@@ -65,14 +65,14 @@ def point_of(at: float, statistics: Mapping[str, Mapping[str, Any]]) -> WorkerPo
 
 
 def _apart(
-    shards: Sequence[pb.SlotDescription], statistics: Mapping[str, Mapping[str, Any]]
+    job_id: str, shards: Sequence[pb.SlotDescription], statistics: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """Return the shards that are processes of their own; that of a ring is its first rank."""
+    """Return the shards of a job that are processes of their own; that of a ring is its first rank."""
     ranks = {(row.get("host"), row.get("pid")) for row in split_by_rank(statistics).values()}
     return {
         slot.process: {"host": slot.host, "pid": slot.pid, **{name: getattr(slot.usage, name) for name in _OF_SHARD}}
         for slot in shards
-        if (slot.host, slot.pid) not in ranks
+        if slot.job_id == job_id and (slot.host, slot.pid) not in ranks
     }
 
 
@@ -115,9 +115,7 @@ class WorkerSeries:
         found = [record for record in self._store.jobs(ACTIVE) if record.workers_json]
         shards = self._shards() if found else ()
         for record in found:
-            self._add(
-                record.job_id, record.workers_json or "", [slot for slot in shards if slot.job_id == record.job_id]
-            )
+            self._add(record.job_id, record.workers_json or "", shards)
 
     def _add(self, job_id: str, statistics: str, shards: Sequence[pb.SlotDescription]) -> None:
         with self._lock:
@@ -130,7 +128,7 @@ class WorkerSeries:
             self._last[job_id] = statistics
             workers = json.loads(statistics)
             point = point_of(self._store.now(), workers)
-            points.append(replace(point, server=self._meter.of_process(), shards=_apart(shards, workers)))
+            points.append(replace(point, server=self._meter.of_process(), shards=_apart(job_id, shards, workers)))
 
     def after(self, job_id: str, at: float = 0.0) -> list[WorkerPoint]:
         """Return the points of a job that are younger than a time; none for a job that no worker has reported of."""

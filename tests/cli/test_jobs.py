@@ -98,6 +98,7 @@ def test_logs_are_limited_by_number_level_and_age(jobs):
     assert jobs("logs", "ID", "--tail", "2", "--follow").stdout.splitlines() == every[-2:]
     assert jobs("logs", "ID", "--tail", "0").stdout == ""
     informed = jobs("logs", "ID").stdout.splitlines()
+    assert jobs("logs", "ID", "--tail", "9").stdout.splitlines() == informed[-9:]
     assert informed == [line for line in every if line.split()[2] not in ("progress", "speed")]
     assert jobs("logs", "ID", "--level", "error").stdout == ""
     assert jobs("logs", "ID", "--since", "1d").stdout.splitlines() == informed

@@ -159,6 +159,8 @@ def test_a_job_outlives_a_node_whose_slots_come_back_elsewhere(cluster, tmp_path
         process.kill()
         process.wait()
     with_loss, after = answer(subprocess.CompletedProcess([], process.returncode, stdout, stderr))
+    assert len(stdout.splitlines()) == 1, "Ray writes no lines of its own"
+    assert "slot on Ray is lost" in stderr
     assert 150 <= with_loss["iterations"] <= 160, "what a lost worker had not reported is done again"
     assert with_loss["loss"][2] < with_loss["loss"][0]
     assert "is lost" in stderr

@@ -223,7 +223,7 @@ def test_a_killed_worker_is_marked_as_lost_within_three_seconds(cluster, chromiu
     assert killed.is_set()
     assert seen["after_s"] < LOST_S * max(1.0, os.getloadavg()[0])
     alert = chromium.find_element("css selector", "#alerts li.warning").text
-    assert re.search(r"worker lost: worker=worker-\d", alert)
+    assert re.search(r"worker lost: worker-\d: its process", alert)
     chromium.get(page)
     until(chromium, "return document.querySelectorAll('#all-alerts li').length > 0")
     assert "worker lost" in chromium.find_element("id", "all-alerts").text

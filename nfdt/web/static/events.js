@@ -11,8 +11,9 @@ export function textOf({ kind, data }) {
   return kind === "log" ? `${data.worker || "server"}: ${data.text}`
     : kind === "epoch_end" ? `epoch ${data.epoch + 1} ends ${Object.entries(data.logs).map(([k, v]) => `${k}=${short(v)}`).join(" ")}`
       : kind === "epoch_begin" ? `epoch ${data.epoch + 1} begins`
-        : kind === "stalled" ? `${data.waiting_for.join(", ")} for ${short(data.since_s)} s`
-          : Object.entries(data).filter(([, v]) => v !== null && typeof v !== "object").map(([k, v]) => `${k}=${v}`).join(" ");
+        : kind.endsWith("_lost") ? `${data.worker ?? data.shard}: ${data.reason}`
+          : kind === "stalled" ? `${data.waiting_for.join(", ")} for ${short(data.since_s)} s`
+            : Object.entries(data).filter(([, v]) => v !== null && typeof v !== "object").map(([k, v]) => `${k}=${v}`).join(" ");
 }
 
 // Show alerts, the latest first, each with more cells in front; without any, the section is hidden.
