@@ -84,7 +84,7 @@ class SlotProcess:
         self._stream = SlotStream(self._stub, hello, address)
         self._inbox: queue.SimpleQueue[tuple[pb.Assignment, AssignmentContext] | None] = queue.SimpleQueue()
         self._current = self._context("")
-        self._is_rank = False
+        self._is_rank = self._ran_code = False
         self._built: Any = None  # what the last job leaves for the next one, see run_worker and run_shard
 
     def run(self) -> None:
@@ -132,6 +132,8 @@ class SlotProcess:
                     self._current.worlds.announce(assignment.rank)
                 elif kind in ("release", "dismiss"):
                     self._current.stopped.set()
+                    if self._ran_code and not assignment.release.job_id and kind == "release":
+                        self._drain()  # a restarted server does not know which session it may serve
                 elif kind is not None:
                     note_start(self._name, "has a job")
                     self._begin(assignment)
@@ -208,9 +210,11 @@ class SlotProcess:
         )
 
     def _run(self, assignment: pb.Assignment, context: AssignmentContext) -> None:
-        if self._give_up_root is not None and assignment.HasField("code_user"):
-            self._give_up_root(assignment.code_user)
-            self._give_up_root = None
+        if assignment.HasField("code_user"):
+            self._ran_code = True
+            if self._give_up_root is not None:
+                self._give_up_root(assignment.code_user)
+                self._give_up_root = None
         built, self._built = self._built, None  # a job that fails leaves nothing
         if assignment.HasField("worker"):
             from nfdt.worker.run_worker import run_worker

@@ -22,7 +22,7 @@ from nfdt.core.errors import (
 )
 from nfdt.core.wire import jobs_pb2, jobs_pb2_grpc
 from nfdt.core.wire.channel import is_loopback, make_server, open_channel, same_token, split_address, token_of
-from nfdt.core.wire.loop_server import rpc_loop
+from nfdt.core.wire.loop_server import LoopContext, rpc_loop
 from nfdt.core.wire.status import answering, translated
 
 DEADLINE_S = 120.0
@@ -344,3 +344,19 @@ def test_a_bad_address_is_a_usage_error(address):
 
 def test_an_empty_token_never_matches():
     assert not same_token("", "")
+
+
+def test_the_status_of_a_call_whose_client_is_gone_is_no_exception():
+    class Gone:
+        """Context of grpcio whose call has ended."""
+
+        def peer(self):
+            return "ipv4:127.0.0.1:1"
+
+        def invocation_metadata(self):
+            return ()
+
+        async def abort(self, code, details, trailing):
+            raise grpc.aio.InternalError("execute_batch")
+
+    asyncio.run(LoopContext(Gone()).end())

@@ -279,3 +279,18 @@ def test_a_second_sigterm_ends_a_slot_at_once(job, start):
     assert server.message().HasField("draining")
     process.terminate()
     assert process.wait(DEADLINE_S) == 143
+
+
+@pytest.mark.parametrize("code", [{}, {"code_user": 3}], ids=["no code", "code"])
+def test_a_slot_that_ran_code_ends_when_its_server_has_restarted(start, code):
+    server, process = start("worker")
+    server.wait_for_slot()
+    server.assign(worker=pb.WorkerAssignment(job_id=JOB, spec_json="no specification"), **code)
+    assert server.message().HasField("failed")
+    server.assign(welcome=pb.Welcome())  # of a server that does not know whose code it was
+    if code:
+        assert server.message().HasField("draining")
+        assert process.wait(DEADLINE_S) == 0
+    else:
+        server.assign(worker=pb.WorkerAssignment(job_id=JOB, spec_json="no specification"))
+        assert server.message().HasField("failed")

@@ -114,9 +114,10 @@ class LoopContext:
             yield parse(data)
 
     async def end(self) -> None:
-        """Send the status of a call that was aborted."""
+        """Send the status of a call that was aborted, unless the client is gone."""
         code, details = self._status or (grpc.StatusCode.UNKNOWN, "")
-        await self._context.abort(code, details, tuple(self._trailing))
+        with contextlib.suppress(grpc.aio.InternalError):  # grpcio then ends the call when its handler returns
+            await self._context.abort(code, details, tuple(self._trailing))
 
     def close(self) -> None:
         """Record the end of the call, and call what waits for it."""
