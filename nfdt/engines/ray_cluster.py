@@ -227,7 +227,7 @@ class RayCluster:
         try:
             self._ray.get(run)
         except self._ray.exceptions.RayError as error:
-            return error  # type: ignore[no-any-return]
+            return error
         return "it returned"
 
     def _describe(self) -> str:

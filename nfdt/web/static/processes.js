@@ -8,6 +8,7 @@ const NUMBERS = ["samples", "steps", "samples/s", "batch", "staleness", "refused
 const ON_GPUS = ["GPU", "GPU memory"];
 const COUNTS = ["samples", "steps", "samples_per_s", "dropped", "bytes_sent", "bytes_received"];
 const rows = {}; // by process
+const states = {};
 const buttons = {};
 const percent = share => isNumber(share) ? `${Math.round(100 * share)} %` : "-";
 const size = count => count ? bytes(count) : "-";
@@ -16,16 +17,16 @@ const sum = values => values.reduce((a, b) => a + b, 0);
 // Draw the table. `of` has functions of a worker's name: numbers, lost, about, codec, cpu.
 export function drawTable(view, names, of, running) {
   const table = $("workers"), f = view.fields, rest = names.slice(MOST_LINES).map(of.numbers).filter(Boolean);
-  const columns = [...NUMBERS, ...(names.some(name => of.numbers(name)?.[f.gpu_memory_bytes]) ? ON_GPUS : []), ""];
-  const button = (name, about) => running && view.job.may_act && about.pid ? buttonOf(view.id, name, about) : "";
+  const columns = [...NUMBERS, ...(names.some(name => of.numbers(name)?.[f.gpu_memory_bytes]) ? ON_GPUS : [])];
+  const button = (name, about) => running && view.job.may_act && about.pid ? buttonOf(view.id, name, about) : null;
   const drawn = names.slice(0, MOST_LINES).map(name => {
     const w = of.numbers(name), lost = of.lost(name), about = of.about(name);
     const numbers = w ? [w[f.samples], w[f.steps], Math.round(w[f.samples_per_s]), Math.round(w[f.batch_size]) || "-",
       w[f.pushes] ? (w[f.staleness] / w[f.pushes]).toFixed(2) : "-", w[f.dropped], bytes(w[f.bytes_sent]), bytes(w[f.bytes_received]),
       lost ? "-" : percent(of.cpu(name)), lost ? "-" : size(w[f.memory_bytes]), size(w[f.peak_memory_bytes]),
       percent(w[f.gpu_use]), size(w[f.gpu_memory_bytes])] : [];
-    const tr = rowOf(columns, [name, about.host ?? "-", about.device ?? "-", lost ? `lost ${clock(lost.at)}: ${lost.reason}` : "here", of.codec(name)],
-      numbers, lost ? "" : button(name, about));
+    const state = lost ? stateOf(name, `lost ${clock(lost.at)}`) : stateOf(name, "here", button(name, about)); // why is among the alerts
+    const tr = rowOf(columns, [name, about.host ?? "-", about.device ?? "-", state, of.codec(name)], numbers);
     tr.className = lost ? "lost" : "";
     return tr;
   });
@@ -36,7 +37,8 @@ export function drawTable(view, names, of, running) {
   }
   for (const [name, shard] of Object.entries(view.points.at(-1)?.shards ?? {})) {
     const used = [percent(shard.cores), size(shard.memory_bytes), size(shard.peak_memory_bytes), "", ""];
-    const tr = rowOf(columns, [name, shard.host, "cpu", "here", ""], [...Array(NUMBERS.length - 3).fill(""), ...used], button(name, shard));
+    const state = stateOf(name, "here", button(name, shard));
+    const tr = rowOf(columns, [name, shard.host, "cpu", state, ""], [...Array(NUMBERS.length - 3).fill(""), ...used]);
     tr.className = "shard";
     drawn.push(tr);
   }
@@ -47,10 +49,19 @@ export function drawTable(view, names, of, running) {
   while (body.rows.length > drawn.length) body.lastChild.remove();
 }
 
-function rowOf(columns, front, numbers, button = "") {
+function rowOf(columns, front, numbers) {
   const tr = rows[front[0]] ??= element("tr");
   while (tr.cells.length > front.length + columns.length) tr.lastChild.remove();
-  return fill(tr, [...front, ...columns.map((text, index) => text ? numbers[index] ?? "-" : button)], front.length);
+  return fill(tr, [...front, ...columns.map((_, index) => numbers[index] ?? "-")], front.length);
+}
+
+// A state, with the button as long as the process can be asked; both stay the same elements, and keep the focus.
+function stateOf(name, text, button) {
+  const state = states[name] ??= element("span", {}, element("span"), " ");
+  state.firstChild.textContent = text;
+  if (!button) state.querySelector("button")?.remove();
+  else if (button.parentNode !== state) state.append(button);
+  return state;
 }
 
 function buttonOf(job, name, about) {
