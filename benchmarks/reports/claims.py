@@ -21,7 +21,7 @@ class NotMeasured(LookupError):
 
 
 @dataclass(frozen=True)
-class Case:
+class RowResults:
     """Results that differ in the seed alone.
 
     Attributes:
@@ -92,7 +92,7 @@ class Case:
         return f"`{self.row}` {spread([float(r.loss or 0) for r in self.results], digits=3)}"
 
 
-class Trained:
+class CommandResults:
     """Results of the trainings of one command.
 
     Args:
@@ -113,7 +113,7 @@ class Trained:
         """Numbers of seeds of the rows."""
         return {len(results) for results in self._cases.values()}
 
-    def best(self, row: str, workers: int | None = None, speeds: str | None = None) -> Case:
+    def best(self, row: str, workers: int | None = None, speeds: str | None = None) -> RowResults:
         """Return a row at the best of its rates, by the mean score; workers and speeds are by default the first.
 
         Raises:
@@ -121,11 +121,11 @@ class Trained:
         """
         return max(self._rates(row, workers, speeds), key=lambda case: case.score)
 
-    def _rates(self, row: str, workers: int | None, speeds: str | None) -> list[Case]:
+    def _rates(self, row: str, workers: int | None, speeds: str | None) -> list[RowResults]:
         place = (row, workers or self.plan.workers[0], speeds or self.plan.speeds[0])
         if row == SEQUENTIAL:
             place = (row, 1, "equal")
-        found = [Case(row, results) for key, results in self._cases.items() if key[:3] == place]
+        found = [RowResults(row, results) for key, results in self._cases.items() if key[:3] == place]
         if len(found) < len(rates_of(self.plan)):
             raise NotMeasured(f"{self._command}: expected a result of {' '.join(map(str, place))}.")
         return found
@@ -142,7 +142,7 @@ def _belongs(result: Result, plan: Plan) -> bool:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Verdict:
     """Our figure for a claim.
 
     Attributes:
@@ -170,13 +170,13 @@ class Claim:
     theirs: str
     command: str
     workload: str
-    find: Callable[[Trained], Finding] | None = None
+    find: Callable[[CommandResults], Verdict] | None = None
 
     def judged(self, results: Iterable[Result]) -> tuple[str, str]:
         """Return our figure, with its number of seeds, and the verdict."""
         if self.find is None:
             return "", "not measured"
-        trained = Trained(self.command, results)
+        trained = CommandResults(self.command, results)
         try:
             found = self.find(trained)
         except NotMeasured:

@@ -70,8 +70,10 @@ class LocalShards:
         self.layout = manifest.layout
         self._cut = StateCut(self.layout, count, manifest.optimizer_owners)
         job = (manifest, state, spec.algorithm)
-        same = {"workers": pushers, "policy": view_of(spec).policy(spec)}
-        self.stores = [TimedStore(build_store(*job, i, shards, **same, kept=kept[i])) for i in range(count)]
+        policy = view_of(spec).policy(spec)
+        self.stores = [
+            TimedStore(build_store(*job, i, shards, workers=pushers, policy=policy, kept=kept[i])) for i in range(count)
+        ]
 
     @property
     def seconds(self) -> float:

@@ -155,14 +155,6 @@ def give_back_memory() -> int:
     return 0
 
 
-def used_memory_maps() -> float:
-    """Return the share of the memory maps that the kernel allows this process that it has; 0 where it is unknown."""
-    with contextlib.suppress(OSError):
-        limit = int(Path("/proc/sys/vm/max_map_count").read_text())
-        return Path("/proc/self/maps").read_bytes().count(b"\n") / limit
-    return 0.0
-
-
 def process_lives(pid: int) -> bool:
     """Whether a process of this machine runs; a zombie does not."""
     try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,7 +13,6 @@ import numpy as np
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError
-from nfdt.core.host.machine import used_memory_maps
 from nfdt.model.backends.contract import (
     GradientResult,
     LocalStep,
@@ -277,10 +278,10 @@ def _by_slot(grads: Sequence[Any], layout: ParameterLayout) -> list[Any]:
 
 def _compiled(function: Callable[..., Any], model: Any) -> Callable[..., Any]:
     """Wrap a function as Keras would run it for this model."""
-    return function if model.run_eagerly or not model.jit_compile else Compiled(function)
+    return function if model.run_eagerly or not model.jit_compile else CompiledFunction(function)
 
 
-class Compiled:
+class CompiledFunction:
     """A function of ``jax.jit`` that drops what it has compiled before the process runs out of memory maps.
 
     What is compiled for a signature takes hundreds of maps on CPUs: 57 for an MLP, 427 for ResNet-8. The kernel allows
@@ -299,13 +300,21 @@ class Compiled:
         result = self._run(*args)
         if self._traced:
             self._traced = False
-            if used_memory_maps() > MOST_MEMORY_MAPS:
+            if _used_memory_maps() > MOST_MEMORY_MAPS:
                 self._run.clear_cache()
         return result
 
     def _trace(self, *args: Any) -> Any:
         self._traced = True
         return self._function(*args)
+
+
+def _used_memory_maps() -> float:
+    """Return the share of the memory maps that the kernel allows this process that it has; 0 where it is unknown."""
+    with contextlib.suppress(OSError):
+        limit = int(Path("/proc/sys/vm/max_map_count").read_text())
+        return Path("/proc/self/maps").read_bytes().count(b"\n") / limit
+    return 0.0
 
 
 def joined(parts: Sequence[Any]) -> Any:
