@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from benchmarks.reports.study_results import ResultFile, Training, read_lines
-from benchmarks.run import convergence
-from benchmarks.run.convergence import Plan, Study, options_of, plan_of
+from benchmarks.run.convergence import Study
 from benchmarks.workloads.clusters import expected_seconds, machines
 from benchmarks.workloads.convergence_rows import MAIN, ROWS, batches_per_update
 from benchmarks.workloads.reference_rules import reference_rules
+from benchmarks.workloads.study_plan import Plan, options_of, plan_of, setting_of
 from benchmarks.workloads.tasks import TASKS
 from benchmarks.workloads.tasks.augmentation import ShiftAndFlip
 from benchmarks.workloads.tasks.cifar10 import at_half_size, resnet20
@@ -107,9 +107,9 @@ def test_a_study_runs_on_jax(tmp_path):
 def test_options_change_the_defaults_of_the_task():
     plan = plan_of(options_of("--task sms --rates 0.1,0.01 --speeds slowed --seeds 2 --optimizer sgd".split()))
     assert (plan.rates, plan.speeds, plan.seeds) == ((0.1, 0.01), ("slowed",), (0, 1))
-    setting = convergence.setting_of(plan, TASKS["sms"], made_up("sms", 40))
+    setting = setting_of(plan, "sms", 40)
     assert (setting.optimizer, setting.momentum, setting.epochs) == ("sgd", 0.9, 10)
-    assert convergence.setting_of(Plan(), TASKS["sms"], made_up("sms", 40)).momentum is None
+    assert setting_of(Plan(task="sms"), "sms", 40).momentum is None
     quick = plan_of(options_of(["--quick", "--epochs", "5"]))
     assert (quick.epochs, quick.workers) == (5, (8,))
 

@@ -16,11 +16,13 @@ from pathlib import Path
 
 from benchmarks.reports import study_pictures, study_tables
 from benchmarks.reports.accuracy_table import DATA_FILE, measured
+from benchmarks.reports.claims import NotMeasured, table
+from benchmarks.reports.source_claims import CLAIMS, scaling
 from benchmarks.reports.study import Study, is_default
 from benchmarks.reports.study_results import FOLDER, ROOT, Setting, read_results
 from benchmarks.workloads.tasks import TASKS
 
-PAGES = tuple(ROOT / "docs" / name for name in ("convergence.md", "which_algorithm.md"))
+PAGES = tuple(ROOT / "docs" / name for name in ("convergence.md", "which_algorithm.md", "sources.md"))
 PICTURE_FOLDER = ROOT / "docs" / "images"
 BLOCK = re.compile(r"(<!-- results: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 RESNETS, OTHERS = ("cifar10-resnet20", "cifar10-resnet8"), ("sms", "housing")
@@ -48,6 +50,13 @@ def _other(study: Study, *, momentum: bool) -> list[Setting]:
     return found
 
 
+def _scaling(study: Study) -> str:
+    try:
+        return scaling(study.all_results)
+    except NotMeasured:
+        return ""
+
+
 TABLES: dict[str, Callable[[Study], str]] = {
     "fashion-mnist": lambda study: study_tables.at_one_machines_rate(study, _default(study, ["fashion-mnist"])),
     "cifar10": lambda study: study_tables.at_one_machines_rate(study, _default(study, ["cifar10"])),
@@ -59,6 +68,8 @@ TABLES: dict[str, Callable[[Study], str]] = {
     "lower-rates": lambda study: study_tables.at_other_rates(study, _default(study)),
     "momentum": lambda study: study_tables.at_one_machines_rate(study, _other(study, momentum=True)),
     "weight-decay": lambda study: study_tables.at_one_machines_rate(study, _other(study, momentum=False)),
+    **{source: (lambda study, claims=claims: table(claims, study.all_results)) for source, claims in CLAIMS.items()},
+    "scaling": _scaling,
 }
 
 
@@ -104,17 +115,27 @@ def differing(made: Mapping[Path, str]) -> list[Path]:
     return [path for path, text in made.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
 
 
+def rewrite(*, check: bool = False) -> bool:
+    """Write every file that is not what the results give; return whether there was one.
+
+    Args:
+        check: Name the files only.
+    """
+    pages = {path: path.read_text(encoding="utf-8") for path in PAGES}
+    made = outputs(pages, Study(read_results(FOLDER)))
+    found = differing(made)
+    for path in found:
+        if not check:
+            path.write_text(made[path], encoding="utf-8")
+        print(f"{'differs from the results' if check else 'written'}: {path.relative_to(ROOT)}")
+    return bool(found)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; fail if a file is not what results give")
-    options = parser.parse_args()
-    pages = {path: path.read_text(encoding="utf-8") for path in PAGES}
-    made = outputs(pages, Study(read_results(FOLDER)))
-    for path in differing(made):
-        if not options.check:
-            path.write_text(made[path], encoding="utf-8")
-        print(f"{'differs from the results' if options.check else 'written'}: {path.relative_to(ROOT)}")
-    if options.check and differing(made):
+    check = parser.parse_args().check
+    if rewrite(check=check) and check:
         sys.exit(1)
 
 

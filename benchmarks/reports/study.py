@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.reports.study_results import Result, Setting
-from benchmarks.workloads.clusters import SPEEDS
+from benchmarks.workloads.clusters import SPEEDS, speeds_and_link
 from benchmarks.workloads.convergence_rows import ROWS, SEQUENTIAL
 from benchmarks.workloads.tasks import TASKS
 
@@ -22,9 +22,10 @@ class Cluster:
     speeds: str
 
     @property
-    def order(self) -> tuple[int, int]:
+    def order(self) -> tuple[int, int, float]:
         """Place of the cluster in a table."""
-        return self.workers, list(SPEEDS).index(self.speeds)
+        speeds, mbit = speeds_and_link(self.speeds)
+        return self.workers, list(SPEEDS).index(speeds), mbit or 0.0
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,15 @@ class Study:
 
     Args:
         results: The results.
+
+    Attributes:
+        all_results: The results.
     """
 
     def __init__(self, results: Iterable[Result]) -> None:
         self._cases: dict[Case, list[Result]] = {}
-        for result in results:
+        self.all_results = list(results)
+        for result in self.all_results:
             t = result.training
             if t.setting.task in TASKS:
                 case = Case(t.setting, t.row, Cluster(t.workers, t.speeds), t.rate)

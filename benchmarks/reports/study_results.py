@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,9 @@ class Result:
         virtual_s: Virtual seconds of the training.
         of_limit: Speed as a share of the sum of the workers' own speeds.
         mean_staleness: Mean number of updates that a gradient missed.
+        loss: Test loss after the last epoch; None: not finite.
+        staleness: Number of gradients by staleness.
+        worker_staleness: Mean staleness of each worker; empty in results from before it was recorded.
     """
 
     training: Training
@@ -94,6 +97,9 @@ class Result:
     virtual_s: float
     of_limit: float
     mean_staleness: float
+    loss: float | None = None
+    staleness: Mapping[str, int] = field(default_factory=dict)
+    worker_staleness: Sequence[float] = ()
 
 
 class ResultFile:
@@ -144,7 +150,7 @@ def read_results(folder: Path = FOLDER) -> list[Result]:
     found: dict[Training, Result] = {}
     for line in read_lines(sorted(folder.glob("*.jsonl"))):
         if "error" not in line:
-            figures = {each.name: line[each.name] for each in fields(Result) if each.name != "training"}
+            figures = {each.name: line[each.name] for each in fields(Result) if each.name in line}
             training = Training.from_json(line)
             found.setdefault(training, Result(training, **figures))
     return list(found.values())

@@ -10,16 +10,16 @@ from benchmarks.reports.study_results import Setting
 from benchmarks.workloads.convergence_rows import ROWS
 from benchmarks.workloads.tasks import TASKS
 
-STEADY = ("equal", "unequal")
+STEADY, CHANGING = ("equal", "unequal"), ("slowed", "changing")
 TARGET_SHARE = 0.95  # of one machine's score, that the time until then is given for
 
 Write = Callable[[Case], str]
 
 
-def spread(scores: Sequence[float]) -> str:
+def spread(values: Sequence[float], digits: int = 1) -> str:
     """Return mean and sample standard deviation, as in ``87.0 ± 0.1``; the deviation only of several seeds."""
-    deviation = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
-    return f"{statistics.mean(scores):.1f}{deviation}"
+    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.{digits}f}{deviation}"
 
 
 def at_one_machines_rate(study: Study, settings: Iterable[Setting], speeds: Sequence[str] = STEADY) -> str:
@@ -43,8 +43,8 @@ def in_changing_clusters(study: Study, settings: Iterable[Setting]) -> str:
     """Return a table for each setting of clusters whose speeds change, beside the same number of equal workers."""
     parts = []
     for setting in settings:
-        changing = {c.cluster.workers for c in study.cases(setting) if c.cluster.speeds not in STEADY}
-        speeds = ("equal", "slowed", "changing")
+        changing = {c.cluster.workers for c in study.cases(setting) if c.cluster.speeds in CHANGING}
+        speeds = ("equal", *CHANGING)
         parts.append(_scores(study, setting, study.rate(setting), speeds, changing) if changing else "")
     return _joined(parts)
 

@@ -18,6 +18,7 @@ import numpy as np
 
 import nfdt
 from benchmarks.reports.report import Report, arguments
+from benchmarks.run.reality import Overhead, measured
 from benchmarks.workloads.models import SEED
 from nfdt.cli.options import open_connection
 
@@ -54,11 +55,14 @@ class PlannedJob:
     bandwidth_mbit: float | None = None
     options: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def cluster(self) -> str:
-        """The machines as a cluster file."""
-        link = f"bandwidth_mbit = {self.bandwidth_mbit}\n" if self.bandwidth_mbit else ""
-        return "".join(f"[[workers]]\nstep_ms = {step_ms}\n{link}" for step_ms in self.step_ms)
+    def cluster(self, overhead: Overhead) -> str:
+        """Return the machines, all on one host, as a cluster file."""
+        more = 'machine = "here"\n' + (f"bandwidth_mbit = {self.bandwidth_mbit}\n" if self.bandwidth_mbit else "")
+        workers = (
+            f"[[workers]]\nstep_ms = {step_ms}\njitter = {overhead.spread_ms / step_ms}\n{more}"
+            for step_ms in self.step_ms
+        )
+        return f"[shards]\napply_ms = {overhead.exchange_ms}\n" + "".join(workers)
 
     @property
     def emulate(self) -> dict[str, Any]:
@@ -81,11 +85,11 @@ JOBS = (
 )
 
 
-def predict(job: PlannedJob, folder: Path, samples: int) -> Path:
+def predict(job: PlannedJob, overhead: Overhead, folder: Path, samples: int) -> Path:
     """Return the file of the plan that the command line makes of a job."""
     script, cluster, plan = folder / "train.py", folder / "cluster.toml", folder / "plan.json"
     script.write_text(SCRIPT.format(samples=samples))
-    cluster.write_text(job.cluster)
+    cluster.write_text(job.cluster(overhead))
     settings = [word for name, value in job.options.items() for word in ("--set", f"{name}={value}")]
     command = [sys.executable, "-m", "nfdt.cli", "plan", "--cluster", cluster, "--algorithm", job.algorithm]
     with plan.open("w") as file:
@@ -112,11 +116,14 @@ def train(job: PlannedJob, plan: Path, samples: int) -> dict[str, float]:
 
 
 def run(report: Report, jobs: Sequence[PlannedJob], samples: int = SAMPLES) -> None:
-    """Predict and train each job, one after the other."""
+    """Predict and train each job, one after the other; the overhead of a step is measured first."""
+    overhead = measured(jobs[0].step_ms, EPOCHS)
+    report.add("overhead", "ddc-asgd", "ms to push and reply", overhead.exchange_ms)
+    report.add("overhead", "ddc-asgd", "ms between steps, deviation", overhead.spread_ms)
     hits = 0
     for job in jobs:
         with tempfile.TemporaryDirectory() as folder:
-            found = train(job, predict(job, Path(folder), samples), samples)
+            found = train(job, predict(job, overhead, Path(folder), samples), samples)
         off = found["samples_per_s"] / found["measured_samples_per_s"] - 1
         hits += abs(off) <= WITHIN
         report.add(job.name, job.algorithm, "samples/s planned", found["samples_per_s"])

@@ -62,8 +62,9 @@ class Cluster:
         return {} if self.bandwidth_mbit is None else {"bandwidth_mbit": self.bandwidth_mbit}
 
     def described(self, overhead: Overhead, seed: int = 0) -> ClusterDescription:
-        """Return the machines for the simulator; the seed is that of their step times."""
-        workers = [{"step_ms": ms, "jitter": overhead.spread_ms / ms, **self._link} for ms in self.step_ms]
+        """Return the machines for the simulator, all on one host; the seed is that of their step times."""
+        near = {"machine": "here", **self._link}
+        workers = [{"step_ms": ms, "jitter": overhead.spread_ms / ms, **near} for ms in self.step_ms]
         return parse_cluster({"seed": seed, "workers": workers, "shards": {"apply_ms": overhead.exchange_ms}})
 
     @property

@@ -1,4 +1,4 @@
-"""Simulated clusters of the convergence study: equal and unequal machines, and speeds that change."""
+"""Simulated clusters of the convergence study: equal and unequal machines, speeds that change, and links."""
 
 from __future__ import annotations
 
@@ -8,10 +8,28 @@ from typing import Any
 from nfdt.simulate.cluster import ClusterDescription, parse_cluster
 
 STEP_MS, JITTER = 100.0, 0.2
+LATENCY_MS = 0.2
 SLOWDOWN, SLOW_SHARE = 3.0, 0.1
 FIRST_LOSS, LAST_LOSS, AWAY = 0.1, 0.8, 0.35  # shares of the expected training time
 
 Entries = list[dict[str, Any]]
+
+
+def speeds_and_link(name: str) -> tuple[str, float | None]:
+    """Return the name of the speeds, and the megabits per second of all links; None: links cost nothing.
+
+    Args:
+        name: Name in :data:`SPEEDS`; with a link it is followed by its rate, as in ``unequal@100``.
+
+    Raises:
+        ValueError: there are no such speeds, or the rate is no positive number.
+    """
+    speeds, _, rate = name.partition("@")
+    mbit = float(rate) if rate.isdecimal() else 0.0
+    if speeds not in SPEEDS or ("@" in name and mbit <= 0):
+        known = ", ".join(SPEEDS)
+        raise ValueError(f"Speeds: expected one of {known}, or one with a rate as in unequal@100. Received: {name}.")
+    return speeds, mbit or None
 
 
 def machines(workers: int, speeds: str, expected_s: float = 0.0) -> ClusterDescription:
@@ -19,11 +37,14 @@ def machines(workers: int, speeds: str, expected_s: float = 0.0) -> ClusterDescr
 
     Args:
         workers: Number of workers.
-        speeds: Name in :data:`SPEEDS`.
+        speeds: Name of the speeds, and of the link of every worker and of the shard; see :func:`speeds_and_link`.
         expected_s: Virtual seconds of a training in which every worker is always busy.
     """
+    name, mbit = speeds_and_link(speeds)
     step = {"step_ms": STEP_MS, "jitter": JITTER}
-    return parse_cluster({"workers": [{**step, **entry} for entry in SPEEDS[speeds](workers, expected_s)]})
+    link = {"bandwidth_mbit": mbit, "latency_ms": LATENCY_MS} if mbit else {}
+    entries = [{**step, **link, **entry} for entry in SPEEDS[name](workers, expected_s)]
+    return parse_cluster({"workers": entries, "shards": {"bandwidth_mbit": mbit}})
 
 
 def expected_seconds(gradients: int, workers: int) -> float:
@@ -35,10 +56,20 @@ def _equal(workers: int, expected_s: float) -> Entries:
     return [{"count": workers}]
 
 
+def _equal_200ms(workers: int, expected_s: float) -> Entries:
+    return [{"count": workers, "step_ms": 200.0}]
+
+
 def _unequal(workers: int, expected_s: float) -> Entries:
     """Return a half of the machines as they are, a quarter twice and a quarter five times as slow."""
     counts = {1: workers // 2, 2: workers // 4}
     counts[5] = workers - sum(counts.values())
+    return [{"count": count, "step_ms": STEP_MS * times} for times, count in counts.items() if count]
+
+
+def _halves(workers: int, expected_s: float) -> Entries:
+    """Return a half of the machines as they are, and the others four times as slow."""
+    counts = {1: workers - workers // 2, 4: workers // 2}
     return [{"count": count, "step_ms": STEP_MS * times} for times, count in counts.items() if count]
 
 
@@ -66,7 +97,9 @@ def _changing(workers: int, expected_s: float) -> Entries:
 
 SPEEDS: dict[str, Callable[[int, float], Entries]] = {
     "equal": _equal,
+    "equal-200ms": _equal_200ms,
     "unequal": _unequal,
+    "halves": _halves,
     "slowed": _slowed,
     "changing": _changing,
 }

@@ -63,6 +63,12 @@ ROWS: dict[str, StudyRow] = {
     "local-ddc-hidden": StudyRow("local-ddc", {"codec": "identity"}),
     "local-ddc-rate": StudyRow("local-ddc", {"codec": "identity", "overlap": 0, "local_rate": 1.5}),
     "diloco": StudyRow("diloco"),
+    "ddc-finish-together": StudyRow("ddc-asgd", {"tasks": "finish-together"}),
+    "ddc-overlap": StudyRow("ddc-asgd", {"overlap": 1}),
+    "ddc-adaptive": StudyRow("ddc-asgd", {"codec": "adaptive"}),
+    "group-sync-fixed": StudyRow("group-sync", {"batch": "fixed"}),
+    "ssp": StudyRow("ssp"),
+    "allreduce": StudyRow("allreduce"),
 }
 MAIN = (SEQUENTIAL, "ddc-asgd", "asgd", "staleness-scaled", "dc-asgd", "dc-asgd-a", "dc-asgd-k", "bsp", "sync-scaled")
 

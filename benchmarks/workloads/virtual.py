@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,12 +32,14 @@ class Trained:
         wall_s: Real duration in seconds, without start-up and evaluation.
         gradient_s: Part of ``wall_s`` spent on gradients.
         shard_s: Part of ``wall_s`` spent on update rules and optimizers.
+        workers: Totals of each worker at the end, as in ``history.nfdt``.
     """
 
     record: Record
     wall_s: float
     gradient_s: float
     shard_s: float
+    workers: Mapping[str, Any]
 
     @property
     def epochs(self) -> list[Point]:
@@ -91,9 +94,10 @@ class VirtualTraining:
         algorithm = resolve_algorithm(preset, **(overrides or {}))
         outer = algorithm.outer_optimizer
         packed = pack(model, tuple(a[: self.batch] for a in self.train), outer=outer)
-        self._artifacts.update(packed.artifacts)
+        program = packed.manifest.to_bytes()
+        own = {**packed.artifacts, sha256_of(program): program}
         spec = JobSpec(
-            program=self._put(packed.manifest.to_bytes()),
+            program=sha256_of(program),
             algorithm=algorithm,
             cluster=ClusterSpec(workers=cluster.count),
             fit=FitSpec(epochs=self.epochs, batch_size=self.batch, seed=seed, validation_batch_size=1000),
@@ -101,7 +105,7 @@ class VirtualTraining:
             validation=self._data(self.test),
             code=packed.manifest.carries_code,
         )
-        read = self._artifacts.__getitem__
+        read = ChainMap(own, self._artifacts).__getitem__
         key = outer, algorithm.local_rate
         trainer = self._trainers.get(key) or Trainer(spec, packed.manifest, read, lanes=self.lanes)
         self._trainers[key] = trainer
@@ -109,10 +113,11 @@ class VirtualTraining:
         gradient_s, evaluate_s, began = trainer.gradient_s, trainer.evaluate_s, time.perf_counter()
         record = job.run()
         wall_s = time.perf_counter() - began - (trainer.evaluate_s - evaluate_s)
-        return Trained(record, wall_s, trainer.gradient_s - gradient_s, job.shards.seconds)
+        gradient_s = trainer.gradient_s - gradient_s
+        return Trained(record, wall_s, gradient_s, job.shards.seconds, job.worker_statistics())
 
     def _put(self, content: bytes) -> str:
-        name = hashlib.sha256(content).hexdigest()
+        name = sha256_of(content)
         self._artifacts[name] = content
         return name
 
@@ -127,3 +132,8 @@ class VirtualTraining:
         if id(array) not in known:
             known[id(array)] = self._put(encode_npy(array))
         return str(known[id(array)])
+
+
+def sha256_of(content: bytes) -> str:
+    """Return the name of an artifact."""
+    return hashlib.sha256(content).hexdigest()

@@ -52,15 +52,17 @@ class EngineTerms:
         manifest: The program; its initial state does not matter.
         algorithm: Algorithm of the job.
         part: Index of the shard, and number of shards as given in the job's specification.
+        workers: Number of workers of the job.
     """
 
     manifest: Manifest
     algorithm: AlgorithmSpec
     part: tuple[int, int]
+    workers: int
 
     def equal(self, other: EngineTerms) -> bool:
         """Whether both have the same functions."""
-        same = (self.algorithm, self.part) == (other.algorithm, other.part)
+        same = (self.algorithm, self.part, self.workers) == (other.algorithm, other.part, other.workers)
         return same and self.manifest.is_same_program(other.manifest)
 
 
@@ -173,7 +175,7 @@ def build_store(
     if kept is None or layout.tables or records is not None:
         engine = make()
     else:
-        engine = kept.get(EngineTerms(manifest, algorithm, (index, shards)), own, state.optimizer, make)
+        engine = kept.get(EngineTerms(manifest, algorithm, (index, shards), workers), own, state.optimizer, make)
     backup_format = format_for(engine.rule, algorithm, workers)
     dense_store = ShardStore(engine, mode=mode, overlap=algorithm.overlap, backup_format=backup_format, spans=spans)
     make_table = partial(_table, manifest, algorithm, state.optimizer, made=made if lacks else {}, stored=stored)

@@ -47,7 +47,7 @@ class SimulatedJob:
         manifest: Its program.
         read: Returns an artifact's bytes by its sha256.
         cluster: The machines and links.
-        trainer: Trainer of an earlier job of the same program and data; its compiled steps are reused.
+        trainer: Trainer of an earlier job of the same program and data, which has ended; what it compiled is reused.
 
     Attributes:
         job_id: A name.
@@ -81,7 +81,7 @@ class SimulatedJob:
         count = count_shards(manifest, spec.cluster.shards)
         self._network = VirtualNetwork(cluster, count, ring=not view_of(spec).pushes)
         self._post_plan = PostPlan(spec, machines, self._network, self.trainer.layout.size)
-        self.shards = LocalShards(spec, manifest, state, len(self._post_plan.posts))
+        self.shards = LocalShards(spec, manifest, state, len(self._post_plan.posts), self.trainer.engines)
         policy = view_of(self.spec).policy(self.spec)
         self.coordinator = Coordinator(
             self._post_plan.seen, policy, self.agenda, self._merger, self._post_plan.sizes, held=True

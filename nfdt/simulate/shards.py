@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,7 @@ from nfdt.core.sharding.plan import StateCut
 from nfdt.core.specs.job import JobSpec
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.state import State
-from nfdt.shard.building import Store, build_store
+from nfdt.shard.building import KeptEngine, Store, build_store
 from nfdt.shard.messages import Gradient, Reply
 
 
@@ -58,17 +59,20 @@ class LocalShards:
         manifest: Its program.
         state: Initial state.
         pushers: Number of workers that push; groups and allreduce rings count as one.
+        kept: Engine of each shard of the last job, used again if possible, by the shard's index.
     """
 
-    def __init__(self, spec: JobSpec, manifest: Manifest, state: State, pushers: int) -> None:
+    def __init__(
+        self, spec: JobSpec, manifest: Manifest, state: State, pushers: int, kept: defaultdict[int, KeptEngine]
+    ) -> None:
         shards = spec.cluster.shards
         count = count_shards(manifest, shards)
         self.layout = manifest.layout
         self._cut = StateCut(self.layout, count, manifest.optimizer_owners)
+        job = (manifest, state, spec.algorithm)
         policy = view_of(spec).policy(spec)
         self.stores = [
-            TimedStore(build_store(manifest, state, spec.algorithm, i, shards, workers=pushers, policy=policy))
-            for i in range(count)
+            TimedStore(build_store(*job, i, shards, workers=pushers, policy=policy, kept=kept[i])) for i in range(count)
         ]
 
     @property

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from nfdt.model.program.manifest import Manifest
 from nfdt.model.training import data, merge, steps
 from nfdt.model.training.job_model import JobModel, samples_of
 from nfdt.model.training.untrained_state import UntrainedState
+from nfdt.shard.building import KeptEngine
 from nfdt.simulate.pending import PendingGradients, shares_of
 from nfdt.transport.base import Pulled
 
@@ -61,10 +63,12 @@ class Trainer:
         gradient_s: Real seconds of all gradients, including gathering their rows.
         evaluate_s: Real seconds of all evaluations.
         gradients: Number of gradients.
+        engines: Engine of each shard of the last job, by the shard's index: what it compiled is never freed.
     """
 
     def __init__(self, spec: JobSpec, manifest: Manifest, read: Read, *, lanes: int | None = None) -> None:
         self.gradient_s, self.evaluate_s, self.gradients = 0.0, 0.0, 0
+        self.engines: defaultdict[int, KeptEngine] = defaultdict(KeptEngine)
         self._job = JobModel(spec, manifest, read, lambda name: data.decode_npy(read(name)))
         self.layout = self._job.layout
         self._step = steps.make_step(self._job.model, manifest, rate=spec.algorithm.local_rate)

@@ -16,11 +16,16 @@ keras = pytest.importorskip("keras")
 X, Y = np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
 
 
-@pytest.fixture
-def model():
+def make_model():
+    keras.utils.clear_session()
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.1), "mse")
     return model
+
+
+@pytest.fixture
+def model():
+    return make_model()
 
 
 def program(model):
@@ -36,8 +41,8 @@ def trained(store, steps=3):
     return store.read()
 
 
-def build(model, kept=None, algorithm="ddc-asgd", shards=1):
-    return build_store(*program(model), resolve_algorithm(algorithm), 0, shards, workers=1, kept=kept)
+def build(model, kept=None, algorithm="ddc-asgd", shards=1, workers=1):
+    return build_store(*program(model), resolve_algorithm(algorithm), 0, shards, workers=workers, kept=kept)
 
 
 @pytest.mark.parametrize("algorithm", ["asgd", "dc-asgd-a", "ddc-asgd"])
@@ -57,10 +62,18 @@ def test_a_second_job_has_the_functions_of_the_first_and_the_result_of_a_new_eng
         np.testing.assert_array_equal(optimizer[index], value)
 
 
+def test_a_model_that_was_built_again_is_the_same_program(model):
+    kept = KeptEngine()
+    first = build(model, kept)
+    assert build(make_model(), kept)._engine is first._engine
+
+
 def test_other_terms_need_a_new_engine(model):
     kept = KeptEngine()
     first = build(model, kept)
     assert build(model, kept, "asgd")._engine is not first._engine
+    again = build(model, kept)
+    assert build(model, kept, workers=2)._engine is not again._engine, "rules of differences divide by the workers"
     again = build(model, kept)
     model.compile(keras.optimizers.Adam(0.2), "mse")
     assert build(model, kept)._engine is not again._engine

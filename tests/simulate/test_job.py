@@ -14,6 +14,7 @@ from nfdt.model.training.data import ArraySource, decode_npy
 from nfdt.schedulers.tasks import TaskPlan
 from nfdt.shard.building import build_store
 from nfdt.shard.in_process import InProcessClient
+from nfdt.simulate.job import SimulatedJob
 from nfdt.transport.base import Pulled
 from tests.support.simulated_jobs import BATCH, ROWS, X, Y, as_text, build, cluster, simulate
 
@@ -24,6 +25,17 @@ def test_the_same_seed_gives_the_same_run_in_an_order_that_no_update_rule_change
     first, second, other = (simulate(cluster(*UNEQUAL), name)[0] for name in ("ddc-asgd", "ddc-asgd", "asgd"))
     assert as_text(first) == as_text(second)
     assert first.record.answered == other.record.answered
+
+
+@pytest.mark.parametrize("algorithm", ["asgd", "ddc-asgd"])
+def test_a_second_job_of_a_trainer_compiles_no_engine_and_gives_the_same(algorithm):
+    described = cluster(*UNEQUAL)
+    first, session, _ = simulate(described, algorithm)
+    expected, engine = as_text(first), first.shards.stores[0].store._engine
+    second = SimulatedJob(first.spec, session.manifest, session.read, described, first.trainer)
+    second.run()
+    assert second.shards.stores[0].store._engine is engine
+    assert as_text(second) == expected
 
 
 def test_the_weights_are_those_of_the_servers_shards_given_the_same_order():

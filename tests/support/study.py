@@ -11,7 +11,7 @@ from benchmarks.workloads.tasks import housing, sms
 from benchmarks.workloads.tasks.task import TaskData
 
 SIDES = {"fashion-mnist": (28, 28, 1), "cifar10": (32, 32, 3), "cifar10-resnet20": (32, 32, 3)}
-SIDES["cifar10-resnet8"] = (16, 16, 3)
+SIDES |= {"mnist": (28, 28, 1), "cifar10-resnet8": (16, 16, 3), "cifar10-cnn16": (16, 16, 3)}
 
 
 def made_up(task: str, samples: int) -> TaskData:

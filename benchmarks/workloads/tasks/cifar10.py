@@ -1,4 +1,4 @@
-"""CIFAR-10 with a small CNN, with ResNet-20, and with a ResNet-8 that two cores train."""
+"""CIFAR-10 with a small CNN and ResNet-20, and at half its size, for two cores, with a CNN and ResNet-8."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def read(data_dir: Path | None, name: str = "cifar10") -> TaskData:
     return TaskData(name, (train.images, train.labels), (test.images, test.labels))
 
 
-def read_smaller(data_dir: Path | None) -> TaskData:
+def read_smaller(data_dir: Path | None, name: str) -> TaskData:
     """Read the images at half their size, (n, 16, 16, 3): every pixel is the mean of four."""
     data = read(data_dir)
-    return TaskData("cifar10-resnet8", *((at_half_size(x), y) for x, y in (data.train, data.test)))
+    return TaskData(name, *((at_half_size(x), y) for x, y in (data.train, data.test)))
 
 
 def at_half_size(images: np.ndarray) -> np.ndarray:
@@ -40,9 +40,9 @@ def scaled() -> keras.layers.Layer:
     return keras.layers.Rescaling(1 / DEVIATION, -MEAN / DEVIATION)
 
 
-def cnn() -> keras.Model:
-    """Return a CNN of 60 k weights."""
-    layers = [keras.Input((32, 32, 3)), scaled()]
+def cnn(side: int = 32) -> keras.Model:
+    """Return a CNN for images of this side: 60 k weights for 32 pixels, 32 k for 16."""
+    layers = [keras.Input((side, side, 3)), scaled()]
     for width in (16, 32, 64):
         layers += [keras.layers.Conv2D(width, 3, padding="same", activation="relu"), keras.layers.MaxPooling2D()]
     hidden = keras.layers.Dense(32, activation="relu")
@@ -60,6 +60,12 @@ def resnet8() -> keras.Model:
 
 
 CIFAR10 = StudyTask("cifar10", "CIFAR-10, a CNN", read, cnn)
+CIFAR10_CNN16 = StudyTask(
+    "cifar10-cnn16",
+    "CIFAR-10 at 16 by 16 pixels, a CNN",
+    partial(read_smaller, name="cifar10-cnn16"),
+    partial(cnn, side=16),
+)
 CIFAR10_RESNET20 = StudyTask(
     "cifar10-resnet20",
     "CIFAR-10, ResNet-20",
@@ -72,7 +78,7 @@ CIFAR10_RESNET20 = StudyTask(
 CIFAR10_RESNET8 = StudyTask(
     "cifar10-resnet8",
     "CIFAR-10 at 16 by 16 pixels, ResNet-8",
-    read_smaller,
+    partial(read_smaller, name="cifar10-resnet8"),
     resnet8,
     rate=RESNET_RATE,
     weight_decay=RESNET_DECAY,

@@ -85,7 +85,8 @@ class StudyTask:
     batch: int = 128
 
     def build(self, seed: int, optimizer: keras.optimizers.Optimizer) -> keras.Model:
-        """Return a compiled model with initial weights from a seed."""
+        """Return a compiled model with initial weights from a seed; models of all seeds have the same names."""
+        keras.utils.clear_session()
         keras.utils.set_random_seed(seed)
         model = self.make()
         model.compile(optimizer, self.loss, metrics=list(self.metrics()))

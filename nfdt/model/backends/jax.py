@@ -26,7 +26,7 @@ from nfdt.model.backends.contract import (
 )
 from nfdt.model.backends.denominator import SUM
 from nfdt.model.backends.jax_devices import ShippedLayouts, distributed
-from nfdt.model.backends.jax_step import JaxGradientStep, JaxLocalStep, as_log, joined, model_call
+from nfdt.model.backends.jax_step import CompiledFunction, JaxGradientStep, JaxLocalStep, as_log, joined, model_call
 from nfdt.model.backends.job_progress import JobProgress
 from nfdt.model.backends.lanes import BatchedStep, GradientLane, LaneBatch, LaneResult
 from nfdt.model.backends.mesh import Mesh
@@ -168,7 +168,7 @@ class JaxBatchedStep:
         self._model.reset_metrics()
         self._reset = [np.array(variable.value) for variable in self._metrics]
         self._arrays: Any = None
-        self._run = jax.jit(jax.vmap(self._lane, in_axes=(0, 0, 0, 0, 0, None)))
+        self._run = CompiledFunction(jax.vmap(self._lane, in_axes=(0, 0, 0, 0, 0, None)))
         self._added = jax.jit(self._add)
 
     # ---- batches

@@ -52,6 +52,7 @@ from nfdt.model.backends.mesh import Mesh
 GIVEN = "given"
 """Merge rule of what only the script changes, as bytes."""
 
+SHARED_OBJECT = "shared_object_id"  # of Keras, for objects that occur several times in a configuration
 CODE_ENTRIES = ("code", "by_value", "optimizer_attributes")
 
 T = TypeVar("T")
@@ -281,7 +282,7 @@ class Manifest:
     def is_same_program(self, other: Manifest) -> bool:
         """Whether two manifests differ in the initial state, its outputs, and the sample batch at most."""
         mine, others = (one.replaced(state="", check=None, input=None) for one in (self, other))
-        return mine.entries == others.entries
+        return _numbered(mine.entries, {}) == _numbered(others.entries, {})
 
     # ---- code and artifacts
 
@@ -418,3 +419,13 @@ class Manifest:
     def scales_loss(self) -> bool:
         """Whether the loss of a step is scaled, which small gradients of float16 need."""
         return self.loss_scale is not None or bool(self.entries.get("auto_scale_loss"))
+
+
+def _numbered(value: Any, numbers: dict[Any, int]) -> Any:
+    """Return a configuration whose shared objects are numbered as they appear; Keras gives them memory addresses."""
+    if isinstance(value, Mapping):
+        return {
+            key: numbers.setdefault(each, len(numbers)) if key == SHARED_OBJECT else _numbered(each, numbers)
+            for key, each in value.items()
+        }
+    return [_numbered(each, numbers) for each in value] if isinstance(value, list | tuple) else value

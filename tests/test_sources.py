@@ -1,0 +1,77 @@
+"""docs/sources.md: claims, the trainings that judge them, and their commands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.reports.claims import Claim, CommandResults, NotMeasured, Verdict, plan_of_command, table
+from benchmarks.reports.source_claims import CLAIMS, commands, scaling
+from benchmarks.workloads.clusters import machines, speeds_and_link
+from tests.support.study import result, some_results
+
+COMMAND = "convergence --workers 8 --speeds equal --rates 0.05,0.01 --rows ddc-asgd,asgd --seeds 2"
+
+
+def above(trained):
+    own, other = trained.best("ddc-asgd"), trained.best("asgd")
+    return Verdict(f"{own.scores}; {other.scores}", own.score > other.score)
+
+
+CLAIM = Claim("above asgd", "no figure", COMMAND, "an MLP", above)
+
+
+def test_a_claim_is_judged_by_the_trainings_of_its_command():
+    others = [result("asgd", 8, 0.05, 0.99, seed=2), result("asgd", 8, 0.05, 0.99, epochs=9)]
+    figure = "`ddc-asgd` 87.3 ± 0.1; `asgd` 80.0 ± 0.0 (2 seeds)"
+    assert CLAIM.judged([*some_results(), *others]) == (figure, "**confirmed**")
+    better = [replace(r, score=0.95) if r.training.row == "asgd" else r for r in some_results()]
+    assert CLAIM.judged(better)[1] == "**not confirmed**"
+
+
+def test_a_claim_whose_trainings_are_not_complete_is_not_judged():
+    lacking = [r for r in some_results() if (r.training.row, r.training.rate) != ("asgd", 0.01)]
+    assert CLAIM.judged(lacking) == ("", "not measured yet")
+    assert replace(CLAIM, find=None).judged(some_results()) == ("", "not measured")
+
+
+def test_a_table_has_a_line_for_each_claim_and_each_command_once():
+    text = table([CLAIM, replace(CLAIM, text="again")], some_results())
+    assert [line.split(" | ")[0] for line in text.splitlines()[2:4]] == ["| above asgd", "| again"]
+    assert text.count(f"./scripts/bench {COMMAND}  # 1") == 1
+
+
+def test_figures_of_a_case_are_means_over_its_seeds():
+    runs = [
+        replace(result("asgd", 8, 0.05, 0.8, seed=seed), loss=loss, staleness={"0": 6, "3": 3}, worker_staleness=(1, 5))
+        for seed, loss in ((0, 0.4), (1, 0.6))
+    ]
+    case = CommandResults(COMMAND.replace("0.05,0.01", "0.05"), runs).best("asgd")
+    assert (case.loss, case.pushes, case.worker_staleness) == (pytest.approx(0.5), 3, [1, 5])
+    assert case.seconds_to(70) == 7.5
+    assert case.seconds_to(90) == float("inf")
+    with pytest.raises(NotMeasured, match="staleness of each worker"):
+        _ = CommandResults(COMMAND, some_results()).best("asgd").worker_staleness
+
+
+def test_every_source_has_claims_and_every_command_names_trainings():
+    assert all(CLAIMS.values())
+    for command in commands():
+        plan = plan_of_command(command)
+        assert plan.rows
+        assert plan.speeds
+    with pytest.raises(NotMeasured):
+        scaling(some_results())
+
+
+def test_links_of_a_cluster_are_those_of_its_name():
+    linked, free = machines(8, "unequal@100"), machines(8, "unequal")
+    assert linked.shards.bandwidth_mbit == 100
+    assert {worker.bandwidth_mbit for worker in linked.workers} == {100}
+    assert [w.step_ms for w in linked.workers] == [w.step_ms for w in free.workers]
+    assert not free.has_links
+    assert [(w.count, w.step_ms) for w in machines(4, "halves").workers] == [(2, 100), (2, 400)]
+    for name in ("slow", "equal@", "equal@0", "equal@fast"):
+        with pytest.raises(ValueError, match="Speeds: expected one of equal"):
+            speeds_and_link(name)
