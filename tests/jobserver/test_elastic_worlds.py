@@ -30,7 +30,7 @@ class Cluster:
             server=server,
             job_id="job",
             spec=SimpleNamespace(cluster=SimpleNamespace(workers=2)),
-            accepts=lambda slot: True,
+            accepts_rank=lambda slot: True,
             evict_other_sessions=lambda: None,
             assign_ranks=lambda choose, listener: self.pool.assign_chosen(user, "worker", choose),
         )
