@@ -268,7 +268,7 @@ def _part(worker: WorkerCost, load: float, batch: int, algorithm: AlgorithmSpec)
     def cost(name: str) -> float:
         compute_s = worker.step.seconds(batch)
         exchange_s = worker.exchange_s + worker.travel_s * (load * _size(name) - 1)
-        seconds = max(compute_s, exchange_s) if algorithm.overlap and not local else compute_s + exchange_s
+        seconds = max(compute_s, exchange_s) if algorithm.hides_exchanges else compute_s + exchange_s
         return seconds * (1 + ERRORS[name]) ** 2
 
     affordable = [codec.name for codec in WIDTHS if ERRORS[codec.name] <= algorithm.error_budget]

@@ -120,10 +120,8 @@ def make_choice(
     An adaptive choice measures the time of codecs with ``clock``.
     """
     if spec.codec_facts.adaptive:
-        local = spec.exchange_facts.local  # a shorter exchange allows fewer steps between two of them
-        pipelined = spec.overlap > 0 and not local
-        width = AdaptiveWidth(WIDTHS, size, error_budget=spec.error_budget, pipelined=pipelined, narrow=local)
-        return AdaptiveCodecs(width, clock)
+        options = {"pipelined": spec.hides_exchanges, "narrow": spec.exchange_facts.local}
+        return AdaptiveCodecs(AdaptiveWidth(WIDTHS, size, error_budget=spec.error_budget, **options), clock)
     push = make_codec(spec.codec, top_k=spec.top_k)
     reply = make_codec(spec.codec_of_replies, top_k=spec.top_k)
     return None if push is reply is IDENTITY else CodecChoice(push, reply)

@@ -211,6 +211,14 @@ class AlgorithmSpec(BaseModel):
         return self.sparse if able and plain else False
 
     @property
+    def hides_exchanges(self) -> bool:
+        """Whether exchanges are always hidden by computation, so that a shorter one gains nothing.
+
+        A plan hides them only where they stay long, and local steps become fewer where they are short.
+        """
+        return self.overlap > 0 and self.plan == "nothing" and not self.exchange_facts.local
+
+    @property
     def outer_optimizer(self) -> tuple[float, float] | None:
         """Learning rate and Nesterov momentum with which shards apply the differences of local steps.
 
