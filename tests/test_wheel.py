@@ -44,8 +44,8 @@ def build(what: str, source: Path, target: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory) -> Path:
-    """Install the wheel, which is built from the source distribution, into a folder."""
+def wheel(tmp_path_factory) -> Path:
+    """Build the wheel from the source distribution."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
@@ -57,8 +57,13 @@ def installed(tmp_path_factory) -> Path:
     packed = build("sdist", source, folder)
     with tarfile.open(packed) as archive:
         archive.extractall(folder, filter="data")
-    wheel = build("wheel", folder / packed.name.removesuffix(".tar.gz"), folder)
-    target = folder / "installed"
+    return build("wheel", folder / packed.name.removesuffix(".tar.gz"), folder)
+
+
+@pytest.fixture(scope="module")
+def installed(wheel) -> Path:
+    """Install the wheel into a folder."""
+    target = wheel.parent / "installed"
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", target, wheel]
     subprocess.run(command, check=True, timeout=DEADLINE_S)
     return target
@@ -95,3 +100,27 @@ def test_a_script_trains_with_the_wheel_outside_of_the_repository(installed, tmp
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout == f"{installed / 'nfdt' / '__init__.py'} ['worker-0']\n"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("version", ["3.12", "3.13"])
+def test_the_wheel_and_what_it_needs_train_on_other_pythons(wheel, tmp_path, version):
+    command = [shutil.which(f"python{version}") or "", "-m", "venv", str(tmp_path / "env")]
+    if not command[0] or subprocess.run(command, capture_output=True, timeout=DEADLINE_S).returncode:
+        pytest.skip(f"there is no Python {version} here")
+    python = str(tmp_path / "env" / "bin" / "python")
+    alone = environment(PYTHONPATH="")
+    subprocess.run([python, "-m", "pip", "install", "-q", f"{wheel}[cpu]"], check=True, env=alone, timeout=1200)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [python, "-m", "nfdt.cli", "run", "--workers", "1", "train.py"],
+        cwd=tmp_path,
+        env=alone,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert f"python{version}" in done.stdout
+    assert done.stdout.endswith(" ['worker-0']\n")

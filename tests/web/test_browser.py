@@ -222,7 +222,8 @@ def test_a_killed_worker_is_marked_as_lost_within_three_seconds(cluster, chromiu
     fit(cluster, [Kill()])
     assert killed.is_set()
     assert seen["after_s"] < LOST_S * max(1.0, os.getloadavg()[0])
-    alert = chromium.find_element("css selector", "#alerts li.warning").text
+    # An element that was found may be replaced before it is read.
+    alert = chromium.execute_script("return document.querySelector('#alerts li.warning').innerText")
     assert re.search(r"worker lost: worker-\d: its process", alert)
     chromium.get(page)
     until(chromium, "return document.querySelectorAll('#all-alerts li').length > 0")
