@@ -181,7 +181,8 @@ def test_what_processes_use_and_do_is_shown_with_their_machine(cluster, chromium
             seen["values"] = chromium.execute_script(f"return {values}")
             chromium.get(f"{page}machines")
             until(chromium, "return document.querySelectorAll('#machines tbody tr').length === 1")
-            seen["machine"] = [cell.text for cell in chromium.find_elements("css selector", "#machines td")]
+            cells = "[...document.querySelectorAll('#machines td')].map(cell => cell.innerText)"
+            seen["machine"] = chromium.execute_script(f"return {cells}")
             picture(chromium, "page-machines.png")
 
     fit(cluster, [Look()])
