@@ -189,7 +189,7 @@ class AlgorithmSpec(BaseModel):
         f"below a tenth of the time, at most {MOST_LOCAL_STEPS}",
     )
     local_rate: Annotated[float, _LOCAL] = Field(
-        1.0, gt=0, description="local-steps: factor of the script's learning rate; 1.5 to 2 may help AdamW, never SGD"
+        1.0, gt=0, description="local-steps: factor of the script's learning rate"
     )
     outer_lr: Annotated[float, _LOCAL_ROUNDS] = Field(
         0.7, gt=0, description="local-steps with bsp: learning rate for what is pushed"
