@@ -6,11 +6,20 @@ import keras
 import numpy as np
 import pytest
 
-from benchmarks.workloads.reference_rules import DanaDelayCompensated, ElementwiseDelayed, reference_rules
+from benchmarks.workloads.reference_rules import (
+    DanaDelayCompensated,
+    DelayedNesterov,
+    DirectionCorrected,
+    ElementwiseDelayed,
+    MomentumLookAhead,
+    OuterNesterov,
+    reference_rules,
+)
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.update_rules import make_rule
 from nfdt.update_rules.base import OptimizerTraits, Push
+from nfdt.update_rules.blocks import KernelBlocks
 
 MOMENTUM, START = 0.9, np.array([1.0, -2.0])
 
@@ -96,6 +105,56 @@ def test_dana_dc_follows_its_equations():
     np.testing.assert_allclose(ahead[1] - weights[1], 0.05)  # the other worker's momentum alone
     weights, _ = shard.push(0, [0.0, 0.0], 0.0)
     np.testing.assert_allclose(shard.workers[0]["velocity"], [0.5, -0.5])
+
+
+@pytest.mark.parametrize("rule", [OuterNesterov, DelayedNesterov])
+def test_outer_momentum_of_one_worker_is_nesterov(rule):
+    shard = Shard(rule(1))
+    found = [shard.push(0, difference, 1.0)[0] for difference in GRADIENTS]
+    np.testing.assert_allclose(found, keras_weights(GRADIENTS, [0.7] * 8, nesterov=True), rtol=1e-6)
+
+
+def test_delayed_nesterov_uses_its_momentum_once_in_a_round():
+    shard = Shard(DelayedNesterov(2), workers=2)
+    weights, _ = shard.push(0, [1.0, 0.0], 1.0)
+    np.testing.assert_allclose(weights, START - [0.35, 0.0])  # .7 D / 2
+    weights, _ = shard.push(1, [0.0, 1.0], 1.0)
+    np.testing.assert_allclose(weights, START - [0.35 + 0.7 * 0.9 * 0.5, 0.35 + 0.7 * 0.9 * 0.5])
+    weights, _ = shard.push(1, [0.0, 0.0], 1.0)
+    np.testing.assert_allclose(weights, shard.held[1])
+    np.testing.assert_allclose(shard.state["velocity"], [0.5, 0.5])
+
+
+def test_momentum_look_ahead_follows_its_equations():
+    shard = Shard(MomentumLookAhead(4), workers=2)
+    weights, ahead = shard.push(0, [2.0, 0.0], 1.0)
+    np.testing.assert_allclose(weights, START - [0.7 * (1.0 + 0.9 * 0.1), 0.0])  # D / sqrt(4), v = .1 u
+    np.testing.assert_allclose(ahead, weights - [0.7 * 0.9 * 0.1, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("difference", "corrected"),
+    [
+        ([3.0, 4.0], [3.0, 4.0]),  # cosine .6: stays
+        ([-3.0, 4.0], [-3.0 + 0.5 * 0.6 * 0.625 * 0.6 * 5.0, 4.0]),  # cosine -.6, q = 5/8
+        ([0.0, 5.0], [5.0 * 0.625 / np.hypot(0.625, 0.375), 5.0 * 0.375 / np.hypot(0.625, 0.375)]),  # cosine 0
+    ],
+)
+def test_heloco_corrects_what_opposes_the_momentum(difference, corrected):
+    rule = DirectionCorrected(1, [0, 2])
+    push = Push(np.array([*difference, 7.0]), np.zeros(3), np.zeros(3), np.float64(0), np.float64(0))
+    made = rule.correct(np, push, {"velocity": np.array([1.0, 0.0, 0.0])}, {})
+    np.testing.assert_allclose(made.gradient, [*corrected, 7.0], rtol=1e-6)  # the last tensor has no momentum yet
+
+
+def test_rules_of_differences_are_for_local_steps():
+    blocks = KernelBlocks([(4, 3), (3,)], [False, False])
+    with reference_rules():
+        for name in ("local-nesterov", "delayed-nesterov", "momentum-look-ahead", "heloco"):
+            algorithm = resolve_algorithm("local-ddc", update_rule=name)
+            assert make_rule(algorithm, OptimizerTraits(), blocks, workers=4).workers == 4
+            with pytest.raises(UsageError, match="heloco: expected blocks of kernels"):
+                make_rule(resolve_algorithm("local-ddc", update_rule="heloco"), OptimizerTraits(), workers=4)
 
 
 def test_the_rules_are_for_sgd():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nfdt.core.specs.algorithm import AlgorithmSpec
@@ -59,16 +59,31 @@ ROWS: dict[str, StudyRow] = {
     "n-softsync": StudyRow("n-softsync"),
     "bsp": StudyRow("bsp"),
     "sync-scaled": StudyRow("bsp", scales_rate=True),
-    "local-ddc": StudyRow("local-ddc", {"codec": "identity", "overlap": 0}),
     "local-ddc-hidden": StudyRow("local-ddc", {"codec": "identity"}),
     "local-ddc-rate": StudyRow("local-ddc", {"codec": "identity", "overlap": 0, "local_rate": 1.5}),
-    "diloco": StudyRow("diloco"),
     "ddc-finish-together": StudyRow("ddc-asgd", {"tasks": "finish-together"}),
     "ddc-overlap": StudyRow("ddc-asgd", {"overlap": 1}),
     "ddc-adaptive": StudyRow("ddc-asgd", {"codec": "adaptive"}),
     "group-sync-fixed": StudyRow("group-sync", {"batch": "fixed"}),
     "ssp": StudyRow("ssp"),
     "allreduce": StudyRow("allreduce"),
+}
+_SHOWN = {"codec": "identity", "overlap": 0}  # as links cost nothing
+LOCAL_ROWS: dict[str, StudyRow] = {
+    "local-ddc": StudyRow("local-ddc", _SHOWN),
+    "diloco": StudyRow("diloco"),
+    "local-average": StudyRow("local-ddc", {**_SHOWN, "update_rule": "plain"}),
+    **{
+        rule: StudyRow("local-ddc", {**_SHOWN, "update_rule": rule})
+        for rule in ("local-nesterov", "delayed-nesterov", "momentum-look-ahead", "heloco")
+    },
+}
+"""Rules of local steps; with 16 steps, and as ``NAME/4`` and ``NAME/64`` with others."""
+ROWS |= LOCAL_ROWS
+ROWS |= {
+    f"{name}/{steps}": replace(row, options={**row.options, "local_steps": steps})
+    for name, row in LOCAL_ROWS.items()
+    for steps in (4, 64)
 }
 MAIN = (SEQUENTIAL, "ddc-asgd", "asgd", "staleness-scaled", "dc-asgd", "dc-asgd-a", "dc-asgd-k", "bsp", "sync-scaled")
 

@@ -1,14 +1,18 @@
-"""Update rules to compare with, which are no part of the product. Both are for SGD, and keep the order of its steps."""
+"""Update rules to compare with, which are no part of the product.
+
+Those of gradients are for SGD, and keep the order of its steps. Those of differences are for workers that take local
+steps with any optimizer; ``D`` is what a worker's steps have changed, and M the number of workers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.presets import AXES, RULE_FACTS, RuleFacts
-from nfdt.update_rules import RULES
+from nfdt.update_rules import DIFFERENCE_RULES, RULES
 from nfdt.update_rules.base import (
     Advance,
     Array,
@@ -21,7 +25,7 @@ from nfdt.update_rules.base import (
     initial,
     scalar,
 )
-from nfdt.update_rules.blocks import Blocks
+from nfdt.update_rules.blocks import Blocks, KernelBlocks
 from nfdt.update_rules.dc import compensation, mean_square
 from nfdt.update_rules.reliability import STEP_DECAY, STEP_EPSILON, count_push, kept_impulse
 
@@ -159,23 +163,220 @@ class DanaDelayCompensated(UpdateRule):
         return {"momentum": -shard["sum"]} if self.momentum else {}
 
 
+OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
+
+
+class OuterNesterov(UpdateRule):
+    """Nesterov SGD of each difference as it arrives, as DiLoCo has it for their mean.
+
+    With mu = .9::
+
+        v = mu v + D;   w = w - .7 (D + mu v)
+
+    References:
+        Liu et al., "Asynchronous Local-SGD Training for Language Modeling", arXiv:2401.09135, section 3.
+    """
+
+    name = "local-nesterov"
+    owns_optimizer = True
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+
+    def init_shard(self, ops: ArrayOps, weights: Array) -> RuleState:
+        """Return v, shape ``(n,)``, zero."""
+        return {"velocity": ops.zeros_like(weights)}
+
+    def advance(
+        self,
+        ops: ArrayOps,
+        gradient: Array,
+        weights: Array,
+        learning_rate: Array,
+        updates: Array,
+        shard: RuleState,
+        decay: Array | None = None,
+    ) -> Advance:
+        """Apply a difference."""
+        velocity = OUTER_MOMENTUM * shard["velocity"] + gradient
+        return Advance(weights - OUTER_RATE * (gradient + OUTER_MOMENTUM * velocity), {"velocity": velocity})
+
+
+class DelayedNesterov(OuterNesterov):
+    """Delayed Nesterov with c = 0: momentum once in a round of M differences, each of which moves the weights by 1/M.
+
+    With S the sum of the round's differences and mu = .9::
+
+        v = mu v + S / M          at the end of the round
+        w = w - .7 (D / M + mu v) at the end of the round, else w - .7 D / M
+
+    References:
+        Liu et al., arXiv:2401.09135, algorithm 3. Its dynamic local updates are NFDT's numbers of steps by speed.
+    """
+
+    name = "delayed-nesterov"
+
+    def init_shard(self, ops: ArrayOps, weights: Array) -> RuleState:
+        """Return v and S, shape ``(n,)``, zero, and the number of differences in S."""
+        zeros = ops.zeros_like(weights)
+        return {**super().init_shard(ops, weights), "sum": zeros, "seen": initial(weights)}
+
+    def advance(
+        self,
+        ops: ArrayOps,
+        gradient: Array,
+        weights: Array,
+        learning_rate: Array,
+        updates: Array,
+        shard: RuleState,
+        decay: Array | None = None,
+    ) -> Advance:
+        """Apply a difference, and the momentum if it ends a round."""
+        total, seen = shard["sum"] + gradient, shard["seen"] + 1.0
+        ends = seen >= self.workers
+        velocity = ops.where(ends, OUTER_MOMENTUM * shard["velocity"] + total / self.workers, shard["velocity"])
+        zeros = ops.zeros_like(total)
+        moved = gradient / self.workers + ops.where(ends, OUTER_MOMENTUM * velocity, zeros)
+        state = {
+            "velocity": velocity,
+            "sum": ops.where(ends, zeros, total),
+            "seen": ops.where(ends, ops.zeros_like(seen), seen),
+        }
+        return Advance(weights - OUTER_RATE * moved, state)
+
+
+class MomentumLookAhead(OuterNesterov):
+    """Momentum look-ahead: a worker begins where the momentum would take the weights.
+
+    With mu = .9 and ``u = D / sqrt(M)``::
+
+        v = mu v + (1 - mu) u;   w = w - .7 (u + mu v)
+        the worker gets  w - .7 mu v
+
+    References:
+        Ajanthan et al., "Momentum Look-Ahead for Asynchronous Distributed Low-Communication Training", MCDC at
+        ICLR 2025; as in arXiv:2606.00271, equations 5, 18 and 19, with that paper's weight of an arrival.
+    """
+
+    name = "momentum-look-ahead"
+    looks_ahead = True
+
+    def correct(self, ops: ArrayOps, push: Push, shard: RuleState, worker: RuleState) -> Correction:
+        """Return u."""
+        return Correction(push.gradient / self.workers**0.5, scalar(ops, push.staleness, 1.0), shard, worker)
+
+    def advance(
+        self,
+        ops: ArrayOps,
+        gradient: Array,
+        weights: Array,
+        learning_rate: Array,
+        updates: Array,
+        shard: RuleState,
+        decay: Array | None = None,
+    ) -> Advance:
+        """Apply u."""
+        velocity = OUTER_MOMENTUM * shard["velocity"] + (1.0 - OUTER_MOMENTUM) * gradient
+        return Advance(weights - OUTER_RATE * (gradient + OUTER_MOMENTUM * velocity), {"velocity": velocity})
+
+    def reply(
+        self,
+        ops: ArrayOps,
+        weights: Array,
+        learning_rate: Array,
+        staleness: Array,
+        shard: RuleState,
+        decay: Array | None = None,
+    ) -> Array:
+        """Return the weights after a step of the momentum alone."""
+        return weights - OUTER_RATE * OUTER_MOMENTUM * shard["velocity"]
+
+
+class DirectionCorrected(MomentumLookAhead):
+    """HeLoCo: momentum look-ahead, whose differences are corrected towards the momentum, tensor by tensor.
+
+    With a = |D|, b = |v|, c the cosine of D and v, and ``q = a / (a + 3 b)``::
+
+        c >= .2        D stays
+        c < 0          D - min(.5, -.5 c q) c a v/b
+        0 <= c < .2    a m/|m|,  m = (1 - l) D/a + l v/b,  l = min(1, (1 - c) q)
+
+    References:
+        Al Asif et al., "HeLoCo", arXiv:2606.00271, algorithm 2, with its constants.
+    """
+
+    name = "heloco"
+
+    def __init__(self, workers: int, starts: list[int]) -> None:
+        super().__init__(workers)
+        self.starts = starts
+
+    def correct(self, ops: ArrayOps, push: Push, shard: RuleState, worker: RuleState) -> Correction:
+        """Return u, corrected."""
+        ends = [*self.starts[1:], None]
+        found = [
+            self._corrected(ops, push.gradient[start:end], shard["velocity"][start:end])
+            for start, end in zip(self.starts, ends, strict=True)
+        ]
+        corrected = ops.concatenate(found) / self.workers**0.5
+        return Correction(corrected, scalar(ops, push.staleness, 1.0), shard, worker)
+
+    @staticmethod
+    def _corrected(ops: ArrayOps, difference: Array, velocity: Array) -> Array:
+        tiny = scalar(ops, difference[0], 1e-8)
+        length = ops.sqrt(ops.sum(difference * difference, 0))
+        speed = ops.sqrt(ops.sum(velocity * velocity, 0))
+        own, towards = difference / ops.maximum(length, tiny), velocity / ops.maximum(speed, tiny)
+        cosine = ops.sum(own * towards, 0)
+        trust = length / (length + 3.0 * speed + 1e-8)
+        lessened = ops.minimum(scalar(ops, cosine, 0.5), -0.5 * cosine * trust) * cosine * length
+        share = ops.minimum(scalar(ops, cosine, 1.0), (1.0 - cosine) * trust)
+        mixed = (1.0 - share) * own + share * towards
+        turned = length * mixed / ops.maximum(ops.sqrt(ops.sum(mixed * mixed, 0)), tiny)
+        changed = ops.where(cosine < 0.0, difference - lessened * towards, turned)
+        return ops.where(cosine >= 0.2, difference, ops.where(speed < tiny, difference, changed))
+
+
+def _tensors(blocks: Blocks) -> list[int]:
+    """Return where variables begin; consecutive parts with equally many columns count as one variable."""
+    if not isinstance(blocks, KernelBlocks):
+        raise UsageError(f"Update rule heloco: expected blocks of kernels. Received: {type(blocks).__name__}.")
+    starts, columns = [], 0
+    for start, _, _, _, width in blocks.parts:
+        if width != columns:
+            starts.append(start)
+        columns = width
+    return starts
+
+
 REFERENCE_RULES = {rule.name: rule for rule in (ElementwiseDelayed, DanaDelayCompensated)}
+REFERENCE_DIFFERENCES: dict[str, Callable[[int, Blocks], UpdateRule]] = {
+    OuterNesterov.name: lambda workers, blocks: OuterNesterov(workers),
+    DelayedNesterov.name: lambda workers, blocks: DelayedNesterov(workers),
+    MomentumLookAhead.name: lambda workers, blocks: MomentumLookAhead(workers),
+    DirectionCorrected.name: lambda workers, blocks: DirectionCorrected(workers, _tensors(blocks)),
+}
 
 
 @contextmanager
 def reference_rules() -> Iterator[None]:
     """Add the rules of this file to those of the product within the context."""
     choices = AXES["update_rule"]
-    AXES["update_rule"] = (*choices, *REFERENCE_RULES)
+    AXES["update_rule"] = (*choices, *REFERENCE_RULES, *REFERENCE_DIFFERENCES)
     for name in REFERENCE_RULES:
         RULE_FACTS[name] = RuleFacts()
         RULES[name] = _make
+    for name in REFERENCE_DIFFERENCES:
+        RULE_FACTS[name] = RuleFacts(differences=True)
+        DIFFERENCE_RULES[name] = lambda spec, *parts: REFERENCE_DIFFERENCES[spec.update_rule](*parts)
     try:
         yield
     finally:
         AXES["update_rule"] = choices
         for name in REFERENCE_RULES:
             del RULE_FACTS[name], RULES[name]
+        for name in REFERENCE_DIFFERENCES:
+            del RULE_FACTS[name], DIFFERENCE_RULES[name]
 
 
 def _make(spec: AlgorithmSpec, traits: OptimizerTraits, blocks: Blocks) -> UpdateRule:
