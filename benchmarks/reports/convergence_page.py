@@ -20,6 +20,7 @@ from benchmarks.reports.claims import NotMeasured, table
 from benchmarks.reports.source_claims import CLAIMS, scaling
 from benchmarks.reports.study import Study, is_default
 from benchmarks.reports.study_results import FOLDER, ROOT, Setting, read_results
+from benchmarks.workloads.convergence_rows import LOCAL_ROWS
 from benchmarks.workloads.tasks import TASKS
 
 PAGES = tuple(ROOT / "docs" / name for name in ("convergence.md", "which_algorithm.md", "sources.md"))
@@ -50,6 +51,12 @@ def _other(study: Study, *, momentum: bool) -> list[Setting]:
     return found
 
 
+def _local_steps(study: Study) -> list[Setting]:
+    """Return the settings in which rules of local steps were compared, on validation samples."""
+    found = study.settings(split="validation")
+    return [setting for setting in found if any(case.row in LOCAL_ROWS for case in study.cases(setting))]
+
+
 def _scaling(study: Study) -> str:
     try:
         return scaling(study.all_results)
@@ -62,6 +69,7 @@ TABLES: dict[str, Callable[[Study], str]] = {
     "cifar10": lambda study: study_tables.at_one_machines_rate(study, _default(study, ["cifar10"])),
     "resnet": lambda study: study_tables.at_one_machines_rate(study, _default(study, RESNETS)),
     "text-and-tables": lambda study: study_tables.at_one_machines_rate(study, _default(study, OTHERS)),
+    "local-steps": lambda study: study_tables.at_one_machines_rate(study, _local_steps(study)),
     "best-presets": lambda study: study_tables.best_presets(study, _default(study)),
     "changing-speeds": lambda study: study_tables.in_changing_clusters(study, _default(study)),
     "virtual-time": lambda study: study_tables.in_virtual_time(study, _default(study)),

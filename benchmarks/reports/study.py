@@ -60,9 +60,9 @@ class Study:
                 case = Case(t.setting, t.row, Cluster(t.workers, t.speeds), t.rate)
                 self._cases.setdefault(case, []).append(result)
 
-    def settings(self, tasks: Sequence[str] = tuple(TASKS)) -> list[Setting]:
-        """Return the settings of some tasks whose test samples were evaluated, in the order of tables."""
-        found = {case.setting for case in self._cases if case.setting.task in tasks and case.setting.split == "test"}
+    def settings(self, tasks: Sequence[str] = tuple(TASKS), split: str = "test") -> list[Setting]:
+        """Return the settings of some tasks whose samples of this split were evaluated, in the order of tables."""
+        found = {case.setting for case in self._cases if case.setting.task in tasks and case.setting.split == split}
         names = list(TASKS)
         return sorted(found, key=lambda setting: (names.index(setting.task), setting.updates, repr(setting)))
 
