@@ -69,7 +69,7 @@ def distribute(
         **overrides: Any other option: ``update_rule``, ``staleness_bound``, ``dc_lambda``, ``shards``, ``emulate``, ...
 
     Raises:
-        UsageError: unknown options or bad values; raised at decoration, and the message names the valid ones.
+        UsageError: unknown options or bad values; raised at decoration, and the message names similar or valid ones.
         CaptureError: Keras runs, or will run, on a backend on which the algorithm cannot train; raised at decoration
             as well.
     """

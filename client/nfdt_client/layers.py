@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nfdt.core.errors import UsageError
+from nfdt.core.errors import UsageError, similar
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +30,11 @@ class Setting:
     origin: str
 
 
-def flatten(options: Mapping[str, Any], where: str, valid: Sequence[str]) -> dict[str, Any]:
-    """Convert ``{"emulate": {"fail": x}}`` to ``{"emulate.fail": x}``; check the names and leave None out."""
+def flatten(options: Mapping[str, Any], valid: Sequence[str], where: str = "") -> dict[str, Any]:
+    """Convert ``{"emulate": {"fail": x}}`` to ``{"emulate.fail": x}``; check the names and leave None out.
+
+    ``where`` begins the message of an error.
+    """
     from nfdt.core.specs.job import Emulation, check_names
 
     flat: dict[str, Any] = {}
@@ -39,21 +42,19 @@ def flatten(options: Mapping[str, Any], where: str, valid: Sequence[str]) -> dic
         if name == "emulate" and value is not None:
             items = value.model_dump(exclude_defaults=True) if isinstance(value, Emulation) else value
             if not isinstance(items, Mapping):
-                raise UsageError(f"{where}: emulate: expected a mapping of names to values. Received: {value!r}.")
+                raise UsageError(f"{where}emulate: expected a mapping of names to values. Received: {value!r}.")
             flat.update({f"emulate.{key}": item for key, item in items.items()})
         elif name != "emulate":
             flat[name] = value
     try:
         check_names(flat, valid)
     except UsageError as error:
-        raise UsageError(f"{where}: {error}") from None
+        raise UsageError(f"{where}{error}") from None
     return {name: value for name, value in flat.items() if value is not None}
 
 
 def from_environment(environ: Mapping[str, str], valid: Sequence[str]) -> dict[str, Setting]:
     """Return the options in ``NFDT_*`` variables; log a warning for variables that are no option."""
-    from nfdt.core.specs.job import similar
-
     variables = {name: PREFIX + name.replace(".", "_").upper() for name in valid}
     known = [*variables.values(), *(PREFIX + other for other in OTHERS)]
     for variable in environ:
@@ -134,7 +135,7 @@ def refuse_foreign_server(file: Mapping[str, Setting], others: Mapping[str, obje
 def from_file(start: Path, valid: Sequence[str]) -> dict[str, Setting]:
     """Read the options of the nearest file, see :func:`find_table`."""
     path, table = find_table(start)
-    return {key: Setting(value, str(path)) for key, value in flatten(table, str(path), valid).items()}
+    return {key: Setting(value, str(path)) for key, value in flatten(table, valid, f"{path}: ").items()}
 
 
 def refuse_idle(given: Mapping[str, Setting], idle: Sequence[Mapping[str, str]]) -> None:

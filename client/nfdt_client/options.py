@@ -180,7 +180,7 @@ def resolve(
         default_algorithm: Preset if no layer names one.
 
     Raises:
-        UsageError: unknown option or preset, or a value that cannot be used; the message names the valid ones.
+        UsageError: unknown option or preset, or a value that cannot be used; the message names similar or valid ones.
     """
     (options,) = resolve_each(arguments, [None], environ, directory, default_algorithm)
     return options
@@ -208,7 +208,7 @@ def resolve_each(
     file = from_file((directory or Path.cwd()).resolve(), NAMES)
     others = {
         **from_environment(environ, NAMES),
-        **{name: Setting(value, ARGUMENT) for name, value in flatten(arguments, "arguments", NAMES).items()},
+        **{name: Setting(value, ARGUMENT) for name, value in flatten(arguments, NAMES).items()},
     }
     refuse_foreign_server(file, others)
     given = {name: _split_text(name, setting) for name, setting in {**file, **others}.items()}

@@ -14,12 +14,15 @@ import click
 
 import nfdt
 from nfdt.cli.script import INTERRUPTED
-from nfdt.core.errors import NfdtError
+from nfdt.core.errors import NfdtError, similar
 from nfdt.core.host.startup import quiet_grpc
 
 
 class WholeSentences(click.Group):
-    """A group whose help has the whole first sentence of each command's help, under the command's heading."""
+    """A group whose help has the whole first sentence of each command's help, under the command's heading.
+
+    An error about an unknown command names those that are similar.
+    """
 
     headings: Mapping[str, Sequence[str]] = {}
     """Names of the commands under each heading; without any, all are under one."""
@@ -29,6 +32,15 @@ class WholeSentences(click.Group):
         command = self.get_command(ctx, name)
         assert command is not None
         return command.get_short_help_str(MAX_SENTENCE)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the first word names; an error names those that are similar."""
+        names = self.list_commands(ctx)
+        if args[0] not in names and not args[0].startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {args[0]!r}.{similar(args[0], names)}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands with their summaries."""

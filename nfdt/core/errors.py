@@ -26,6 +26,15 @@ Messages state what happened, what was expected, what was received, and the reme
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
+
+def similar(name: str, valid: Iterable[str]) -> str:
+    """Return `` Did you mean 'x' or 'y'?`` with the one to three valid names that are nearest; "" without any."""
+    close = difflib.get_close_matches(name, list(valid))
+    return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+
 
 class NfdtError(Exception):
     """Base of all exceptions that NFDT raises deliberately."""

@@ -30,8 +30,9 @@ def nfdt_command(monkeypatch, tmp_path):
 
 
 def every_command(group: click.Group = cli, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    found = [path]
-    for name, command in group.commands.items():
+    found, context = [path], click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         found += every_command(command, (*path, name)) if isinstance(command, click.Group) else [(*path, name)]
     return found
 
@@ -61,7 +62,10 @@ def test_every_command_of_hfdt_explains_itself(path):
         (("worker",), 2, "--server"),
         (("worker", "--server", "nonsense"), 2, "HOST:PORT"),
         (("config", "--set", "workers"), 2, "KEY=VALUE"),
-        (("config", "--set", "workerz=3"), 2, "workers"),
+        (("config", "--set", "workerz=3"), 2, "Did you mean 'workers'"),
+        (("run", "--set", "colour=3", __file__), 2, "Unknown option 'colour'. `nfdt config` lists all options.\n"),
+        (("rum", "train.py"), 2, "Did you mean 'run'"),
+        (("jobs", "lst"), 2, "Did you mean 'list'"),
         (("mpi", __file__), 2, "mpirun"),
         (("run", "no_such_file.py"), 2, "no_such_file.py"),
     ],

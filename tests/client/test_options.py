@@ -317,13 +317,21 @@ def test_of_several_algorithms_one_has_to_read_an_option(tmp_path):
 def test_a_misspelt_variable_is_reported_and_those_of_our_own_commands_are_not(tmp_path, caplog):
     layered({}, {"NFDT_WORKERZ": "3", "NFDT_RENDEZVOUS_DIR": "/x", "OTHER": "y"}, tmp_path)
     (warning,) = [record.getMessage() for record in caplog.records]
-    assert warning == "NFDT_WORKERZ in the environment is no option and is ignored. Did you mean 'NFDT_WORKERS'?"
+    message, _, meant = warning.partition(" Did you mean ")
+    assert message == "NFDT_WORKERZ in the environment is no option and is ignored."
+    assert meant.startswith("'NFDT_WORKERS'")
 
 
 def test_a_misspelt_name_is_answered_with_the_one_that_was_meant(tmp_path):
     for arguments in ({"wokers": 3}, {"emulate": {"step": 1}}, {"algorithm": "allreduced"}):
         with pytest.raises(UsageError, match="Did you mean '(workers|emulate.step_ms|allreduce)'"):
             layered(arguments, directory=tmp_path)
+    with pytest.raises(UsageError) as raised:
+        layered({"worker": 3}, directory=tmp_path)
+    assert str(raised.value) == (
+        "Unknown option 'worker'. Did you mean 'workers' or 'min_workers' or 'max_workers'? "
+        "`nfdt config` lists all options."
+    )
     (tmp_path / "pyproject.toml").write_text("[tool.nfdt]\nstalenes_bound = 3\n")
     with pytest.raises(UsageError, match=r"pyproject\.toml: .*Did you mean 'staleness_bound'"):
         layered(directory=tmp_path)

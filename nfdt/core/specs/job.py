@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from nfdt.core.errors import UsageError
+from nfdt.core.errors import UsageError, similar
 from nfdt.core.order import RowNumbers, keras_order, sample_order
 from nfdt.core.specs.algorithm import AlgorithmSpec, explicit_groups
 from nfdt.core.specs.callbacks import CallbacksSpec
@@ -307,28 +306,20 @@ def _explain(error: ValidationError, received: Mapping[str, Any]) -> str:
     return " ".join(parts)
 
 
-def similar(name: str, valid: Iterable[str]) -> str:
-    """Return `` Did you mean 'x'?`` if a valid name is similar to this one, else ""."""
-    close = difflib.get_close_matches(name, list(valid), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
-
-
 def check_names(options: Mapping[str, Any], valid: Sequence[str] = OVERRIDES) -> None:
-    """Raise UsageError for the first option that is not in ``valid``, naming the valid ones."""
+    """Raise UsageError for the first option that is not in ``valid``, naming those that are similar."""
     for name in options:
         if name in _REMOVED:
             raise UsageError(f"{name}: expected no such option, it was removed. {_REMOVED[name]}")
         if name not in valid:
-            raise UsageError(
-                f"Unknown option {name!r}.{similar(name, valid)} Expected one of: {', '.join(sorted(valid))}."
-            )
+            raise UsageError(f"Unknown option {name!r}.{similar(name, valid)} `nfdt config` lists all options.")
 
 
 def resolve_algorithm(name: str | None = None, **overrides: Any) -> AlgorithmSpec:
     """Return the preset ``name`` (default ``ddc-asgd``) with some axes or numbers overridden.
 
     Raises:
-        UsageError: unknown preset, unknown option or invalid value; the message names the valid ones.
+        UsageError: unknown preset, unknown option or invalid value; the message names similar or valid ones.
     """
     name = name or DEFAULT_PRESET
     if name not in PRESETS:
