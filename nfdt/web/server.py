@@ -79,7 +79,7 @@ class _Protocol(H11Protocol, asyncio.BufferedProtocol):
     room for them only at the end of its heap, whose free pieces grew by about 190 bytes for each made-up connection.
     """
 
-    _buffer = b""
+    _buffer: bytearray
 
     def get_buffer(self, sizehint: int) -> bytearray:
         """Return where the next bytes go."""
@@ -91,11 +91,17 @@ class _Protocol(H11Protocol, asyncio.BufferedProtocol):
         self.data_received(bytes(memoryview(self._buffer)[:nbytes]))
 
     def send_400_response(self, msg: str) -> None:
-        """Answer that a request is wrong, unless the connection has begun another answer; then close it."""
+        """Answer that a request is wrong, unless another answer has begun; close the connection, and give up others.
+
+        A connection with TLS ends later, so that the answer to the head of the wrong request would come after this one.
+        """
         try:
             super().send_400_response(msg)
         except LocalProtocolError:
             self.transport.close()
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
 
 
 class PageServer:
