@@ -28,12 +28,14 @@ from nfdt.chaos.relay import Relay
 from nfdt.chaos.schedule import ClusterRow, TargetRole
 from nfdt.core.errors import NfdtError
 from nfdt.core.host.private_files import private
+from nfdt.core.jobs.rights import TokenRole
 
 NFDT = (sys.executable, "-P", "-m", "nfdt.cli")
 START_S = 180.0
 END_S = 60.0
 POLL_S = 0.1
 JOB = "chaos"  # name under which a script that is run again finds its job
+ROLES_OF_TOKENS: dict[TargetRole, TokenRole] = {"worker": "work", "client": "train"}
 TAIL = 30  # lines of a log in an error
 
 
@@ -44,21 +46,24 @@ class ChaosCluster:
         row: Numbers and options.
         script: Command line of the script after the options of ``nfdt run``.
         folder: Folder for logs, state and temporary files.
+        holders: Further lines of the server's token file, besides those of the workers' and of the script's token.
 
     Attributes:
+        address: Address of the server, once it has started.
+        ca_file: Certificate of the authority of the server's; None without TLS.
         state_dir: State directory of the server.
         relays: Relays by the role whose traffic passes them.
     """
 
-    def __init__(self, row: ClusterRow, script: Sequence[str], folder: Path) -> None:
-        self._row, self._script, self._folder = row, list(script), folder
+    def __init__(self, row: ClusterRow, script: Sequence[str], folder: Path, holders: Sequence[str] = ()) -> None:
+        self._row, self._script, self._folder, self._holders = row, list(script), folder, holders
         self.state_dir, self._temporary = folder / "state", folder / "tmp"
         # In the environment of all processes, so that those that are left are found whatever their parent is by then.
         self._mark = secrets.token_hex(8)
         self._segments_before = shared_memory_segments()
         self.relays: dict[TargetRole, Relay] = {}
-        self._address = "127.0.0.1:0"
-        self._token_file = folder / "token"
+        self.address = "127.0.0.1:0"
+        self.ca_file = str(folder / "certs" / "ca.pem") if row.tls else None
         self._server_starts = 0
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("NFDT_")}
@@ -72,14 +77,17 @@ class ChaosCluster:
             NfdtError: The server does not start.
         """
         self._temporary.mkdir(parents=True, mode=0o700)
-        with open(self._token_file, "w", opener=private) as file:
-            file.write(secrets.token_hex(32))
+        tokens = {role: secrets.token_hex(32) for role in ROLES_OF_TOKENS}
+        lines = [f"{JOB} {ROLES_OF_TOKENS[role]} {token}" for role, token in tokens.items()]
+        for role, text in {**tokens, "server": "\n".join((*lines, *self._holders))}.items():
+            with open(self._token_file(role), "w", opener=private) as file:
+                file.write(text)
         if self._row.tls:
             self._make_certificates()
         self.start_server()
-        self._address = self._listening()
+        self.address = self._listening()
         for role in ("worker", "client"):
-            self.relays[role] = Relay(self._address, self._environment)
+            self.relays[role] = Relay(self.address, self._environment)
         logs = ["--log-dir", str(self._folder / "logs"), "--name", "chaos"]
         self._start("workers", ["worker", *self._connection("worker"), "--slots", str(self._row.workers), *logs])
         self.start_script()
@@ -87,7 +95,8 @@ class ChaosCluster:
     def start_server(self) -> None:
         """Start the server, or another one at the same address with the same token and state."""
         tls = self._pem({"--tls-cert": "server.pem", "--tls-key": "server.key"})
-        place = ["--listen", self._address, "--state-dir", str(self.state_dir), "--token-file", str(self._token_file)]
+        place = ["--listen", self.address, "--state-dir", str(self.state_dir)]
+        place += ["--token-file", self._token_file("server")]
         self._server_starts += 1
         self._start("server", ["server", *place, "--allow-code", *tls])
 
@@ -143,11 +152,14 @@ class ChaosCluster:
 
     def leftovers(self) -> list[str]:
         """Return what is left after :meth:`stop`, in words."""
-        addresses = [self._address, *(relay.address for relay in self.relays.values())]
+        addresses = [self.address, *(relay.address for relay in self.relays.values())]
         return find_leftovers(self._mark, self._temporary, addresses, self._segments_before)
 
     def _log(self, name: str) -> Path:
         return self._folder / f"{name}.log"
+
+    def _token_file(self, role: str) -> str:
+        return str(self._folder / f"{role}.token")
 
     def _start(self, name: str, arguments: Sequence[str]) -> None:
         with open(self._log(name), "a", opener=private) as log:
@@ -178,7 +190,7 @@ class ChaosCluster:
         return None
 
     def _connection(self, role: TargetRole) -> list[str]:
-        place = ["--server", self.relays[role].address, "--token-file", str(self._token_file)]
+        place = ["--server", self.relays[role].address, "--token-file", self._token_file(role)]
         return [*place, *self._pem({"--ca-file": "ca.pem"})]
 
     def _pem(self, options: Mapping[str, str]) -> list[str]:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import stat
 import threading
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -15,6 +16,7 @@ from nfdt.core.jobs.admission import Limits
 from nfdt.core.jobs.artifacts import FILE_BYTES
 from nfdt.core.wire import jobs_pb2
 from tests.support.fakes import DEADLINE_S, TOKEN
+from tests.support.soak.stranger import Stranger
 
 ALICE, BOARD, BOB, RACK = ("a" * 16, "b" * 16, "c" * 16, "d" * 16)
 TOKENS = (
@@ -221,3 +223,17 @@ def test_the_audit_log_is_appended_to_by_the_next_server(job, cluster):
     after = (cluster.state_dir / "audit.log").read_text()
     assert after.startswith(before)
     assert len(after.splitlines()) == len(before.splitlines()) + 1
+
+
+@pytest.mark.parametrize(("token", "seen"), [(BOB, False), (ALICE, True)], ids=["another user", "its owner"])
+def test_the_stranger_of_a_soak_reports_what_it_sees_of_a_job(start, cluster, tmp_path, token, seen):
+    start(tokens=TOKENS)
+    alice = cluster.client(ALICE)
+    alice.submit(alice.spec(workers=1))
+    server = SimpleNamespace(address=cluster.server.address, ca_file=None, state_dir=tmp_path / "state", listens=True)
+    stranger = Stranger(server, token)
+    stranger.attack()
+    assert ("show of another user's job was not refused" in stranger.problems) == seen
+    assert ("the list of another user had the job" in stranger.problems) == seen
+    assert bool(stranger.problems) == seen
+    assert stranger.refused == (set() if seen else {"show", "logs and attach", "resume", "weights", "cancel", "delete"})

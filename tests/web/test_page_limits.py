@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import resource
 import secrets
+import ssl
 import subprocess
 import sys
 import threading
+import tracemalloc
+from contextlib import ExitStack, closing
+from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
+from typing import Any, NamedTuple, cast
+from urllib.parse import urlsplit
 
 import keras
 import numpy as np
@@ -18,7 +25,14 @@ import pytest
 from nfdt_client.connection import JobsClient
 
 import nfdt
+from nfdt.cli.runs_page import NoRunner
+from nfdt.core.jobs.artifacts import ArtifactStore
+from nfdt.core.jobs.rights import AuditLog, Holders
+from nfdt.core.jobs.store import JobStore
+from nfdt.web.pages import PageSource
+from nfdt.web.server import PageAddress, PageServer
 from tests.support.browser import Browser
+from tests.support.certificates import self_signed
 from tests.support.scripts import NFDT, environment, stop
 from tests.support.strangers import Strangers
 
@@ -117,3 +131,58 @@ def test_a_job_and_other_requests_go_on_while_hundreds_of_connections_are_half_o
     assert attack.names[-1] == "end"  # a stream that is older than all of them was not ended for them
     assert log.stat().st_size < LOG_BYTES
     assert psutil.Process(process.pid).is_running()
+
+
+class OwnPage(NamedTuple):
+    """Page of a server without slots in this process, and a connection to it."""
+
+    server: PageServer
+    connection: HTTPConnection
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "tls"])
+def page(request, tmp_path):
+    pair = self_signed(tmp_path, "page")
+    files = {"cert": str(pair.cert), "key": str(pair.key)} if request.param else {}
+    holders, audit = Holders([secrets.token_hex(16)]), AuditLog(tmp_path / "audit")
+    with closing(JobStore(tmp_path / "jobs.sqlite")) as store, ExitStack() as undo:
+        source = PageSource(store, ArtifactStore(tmp_path / "artifacts"), cast(Any, NoRunner()), holders, audit)
+        server = PageServer(PageAddress("127.0.0.1:0", **files), source)
+        server.start()
+        undo.callback(server.stop)
+        address = urlsplit(server.url)
+        trusted = ssl.create_default_context(cafile=pair.cert)
+        kind = functools.partial(HTTPSConnection, context=trusted) if request.param else HTTPConnection
+        connection = undo.enter_context(closing(kind(address.hostname, address.port, timeout=60)))
+        connection.connect()
+        yield OwnPage(server, connection)
+
+
+def test_a_read_takes_no_more_memory_than_its_buffer(page):
+    taken = [_peak_of_a_request(page.connection) for _ in range(3)]
+    # asyncio's own reads take 256 KiB each, between which glibc's heap grows without an end.
+    assert taken[-1] < 128 * 1024
+
+
+def test_a_request_that_turns_out_wrong_is_answered_once(page, caplog):
+    page.connection.sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nno chunk\r\n")
+    answer = page.connection.sock.recv(2**16)
+    while more := page.connection.sock.recv(2**16):
+        answer += more
+    page.server.stop()  # waits for what is under way
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert "Exception in ASGI" not in caplog.text
+
+
+def _peak_of_a_request(connection: HTTPConnection) -> int:
+    """Return the most bytes that this process takes meanwhile."""
+    tracemalloc.start()
+    try:
+        connection.request("GET", "/api/jobs")
+        answer = connection.getresponse()
+        answer.read()
+        assert answer.status == 401
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()

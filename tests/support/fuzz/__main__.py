@@ -20,7 +20,7 @@ from tests.support.fuzz.targets import JobServer, Shard, call, send
 
 GROWTH = 0.05
 WARM_UP = 0.2  # part of the time before the memory is measured first
-FRAMES = 1000  # in one stream
+FRAMES = "frames that a shard answered"
 Attack = Callable[[Random], int]
 
 
@@ -56,20 +56,23 @@ class Traffic:
 @click.option("--minutes", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True)
 @click.option("--seed", default=1, show_default=True, help="Of the made-up messages; the timing differs in each run.")
 @click.option("--threads", type=click.IntRange(1), default=2, show_default=True, help="For each kind of traffic.")
-def main(minutes: float, seed: int, threads: int) -> None:
-    """Send made-up bytes and calls to a job server that trains a job, and to a shard; then check both."""
+@click.option("--tls", is_flag=True, help="The job server, its page and the shards of its jobs use TLS.")
+def main(minutes: float, seed: int, threads: int, tls: bool) -> None:
+    """Send made-up bytes and calls to a job server that trains two jobs, and to a shard; then check both."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as undo:
-        server, shard = JobServer(Path(folder), 60 * minutes, undo), Shard(undo)
+        server, shard = JobServer(Path(folder), 60 * minutes, undo, tls=tls), Shard(undo)
         ports, page = [*server.ports(), *shard.ports()], server.page_port
         kinds: dict[str, Attack] = {
-            "connections": lambda random: _send(random.choice(ports), made_up.connection(random)),
-            "requests of the page": lambda random: _send(page, made_up.request(random, server.job, server.token)),
+            "connections": lambda random: _send(random.choice(ports), made_up.connection(random), tls, random),
+            "requests of the page": lambda random: _send(
+                page, made_up.request(random, server.job, server.token), tls, random
+            ),
         }
         for name, token in {"with": server.token, "without": "", "with a wrong": "0" * 64}.items():
-            channel = undo.enter_context(open_channel(server.address, token))
+            channel = undo.enter_context(open_channel(server.address, token, ca_file=server.ca_file))
             kinds[f"messages {name} token"] = lambda random, channel=channel: call(channel, random)
-        kinds["frames on streams of a worker"] = lambda random: shard.send(random, FRAMES)
         attacks = {f"{kind}, thread {n}": attack for kind, attack in kinds.items() for n in range(threads)}
+        attacks |= {f"{FRAMES}, thread {n}": shard.worker(n) for n in range(threads)}
         traffic = Traffic(attacks, seed)
         time.sleep(60 * minutes * WARM_UP)
         processes = [*server.processes, *shard.processes]
@@ -85,7 +88,7 @@ def main(minutes: float, seed: int, threads: int) -> None:
             click.echo(f"{one.name():20} {before[one.pid] / 1e6:8.1f} MB {growth:+.1%}")
             if growth > GROWTH:
                 faults.append(f"{one.name()}: its memory grew by {growth:.1%}. Expected: at most {GROWTH:.0%}.")
-        for kind in kinds:
+        for kind in (*kinds, FRAMES):
             number = sum(count for name, count in traffic.sent.items() if name.startswith(f"{kind}, "))
             click.echo(f"{kind:32} {number:>10,}")
         server.check()
@@ -96,8 +99,9 @@ def main(minutes: float, seed: int, threads: int) -> None:
     raise SystemExit(bool(faults))
 
 
-def _send(port: int, data: bytes) -> int:
-    send(port, data)
+def _send(port: int, data: bytes, tls: bool, random: Random) -> int:
+    """Send bytes on a new connection, half of them after a handshake if there is ``tls``."""
+    send(port, data, tls=tls and random.random() < 0.5)
     return 1
 
 

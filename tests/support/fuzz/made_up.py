@@ -107,12 +107,12 @@ def _http2_frame(random: Random) -> bytes:
     return head + random.randrange(8).to_bytes(4, "big") + body
 
 
-def frames(random: Random, size: int = 64, worker: str = "bad", count: int = 4) -> bytes:
+def frames(random: Random, size: int = 64, worker: str = "bad", count: int = 4, first: int = 1) -> bytes:
     """Return a stream of gradients: valid pulls and pushes of ``size`` bytes, in order, few of which are spoilt.
 
-    Nothing is read after the first that no shard takes.
+    Nothing is read after the first that no shard takes. ``first`` is the number of the first request.
     """
-    return b"".join(_frame(random, size, worker, sequence) for sequence in range(1, count + 1))
+    return b"".join(_frame(random, size, worker, sequence) for sequence in range(first, first + count))
 
 
 def _frame(random: Random, size: int, worker: str, sequence: int) -> bytes:

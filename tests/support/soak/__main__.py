@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import secrets
 import shutil
 import signal
 import threading
@@ -15,14 +16,16 @@ from typing import Any
 import click
 
 from nfdt.chaos.accounting import counting_script
+from nfdt.chaos.cluster import ChaosCluster
 from nfdt.chaos.report import make_report
-from nfdt.chaos.schedule import parse_schedule
-from nfdt.chaos.trial import TrialRecord, local_trial
+from nfdt.chaos.schedule import parse_schedule, plan_faults
+from nfdt.chaos.trial import Injector, Trial, TrialRecord
 from tests.support.machines import unavailable
 from tests.support.soak.draw import LOCAL, MACHINES, SCRIPT, TRAINING_S, FaultChoice, SoakJob, draw_job, undisturbed
 from tests.support.soak.invariants import violations
 from tests.support.soak.machine_trial import run_on_machines
 from tests.support.soak.rows import FAULTS, JOBS, UNDISTURBED, fault_rows, read_rows, summarise
+from tests.support.soak.stranger import Stranger
 
 PATIENCE_S = 240.0
 COUNTS = "counts.json"  # of the counting model
@@ -30,8 +33,13 @@ SLOW_S = 30.0  # recovery after which the logs of a job are kept
 
 
 def run_locally(text: str, script: Path, folder: Path, **options: Any) -> TrialRecord:
-    """Run the trial of a schedule on this machine; the options are those of a trial."""
-    return local_trial(parse_schedule(text), [str(script)], folder, **options).run()
+    """Run the trial of a schedule on this machine, beside another user; the options are those of a trial."""
+    schedule, secret = parse_schedule(text), secrets.token_hex(16)
+    cluster = ChaosCluster(schedule.cluster, [str(script)], folder, [f"stranger train {secret}"])
+    with Stranger(cluster, secret) as stranger:
+        record = Trial(cluster, Injector(cluster), plan_faults(schedule), **options).run()
+    record.problems += stranger.problems
+    return record
 
 
 class Soak:
