@@ -155,7 +155,9 @@ class TrainingPhase:
             self._policy.idle(worker)
             return Wait()
         self._decisions.speeds.look(now)
-        tasks = self.book.issue(worker, size, self._ranks.get(worker))
+        if not (tasks := self.book.issue(worker, size, self._ranks.get(worker))):
+            self._policy.idle(worker)
+            return Wait()
         pull = self._policy.must_pull(worker, len(member.in_flight))
         self._policy.started(worker, len(tasks))
         member.pulls = pull, self._policy.will_pull(worker, len(member.in_flight))

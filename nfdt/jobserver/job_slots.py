@@ -97,6 +97,18 @@ class JobSlots:
     def _is_on_backend(self, slot: PoolSlot) -> bool:
         return backend_of(slot.versions) == backend_of(self.spec.versions)
 
+    @property
+    def unfit(self) -> str:
+        """Why worker slots that attend cannot serve this job, in parentheses; "" if all of them can."""
+        unfit = [slot.versions for slot in self.server.pool.plain_slots("worker") if not self.accepts(slot)]
+        if not unfit:
+            return ""
+        needed, found = backend_of(self.spec.versions), {backend_of(versions) for versions in unfit}
+        why = f"there Keras runs on {' or '.join(sorted(found))}, and the job needs KERAS_BACKEND={needed}"
+        if needed in found:
+            why = version_conflict(self.spec.versions, unfit[0]) or why
+        return f" ({len(unfit)} that attend{'s' if len(unfit) == 1 else ''} cannot be used: {why})"
+
     def _preferred(self, slots: list[PoolSlot]) -> list[PoolSlot]:
         """Return slots on the client's backend before others."""
         return sorted(slots, key=lambda slot: not self._is_on_backend(slot))

@@ -386,6 +386,8 @@ class Scheduler:
         if (since := waiting.stall.stalled_s(now)) is not None:
             missing = [(need.wanted - need.free, f"{need.role} slot") for need in (shards, workers) if not need.met]
             lacking = [f"{count} {noun}{'s' if count > 1 else ''}" for count, noun in missing]
+            if not workers.met:
+                lacking[-1] += slots.unfit
             job.job_log.stalled(lacking, since)
         return False
 

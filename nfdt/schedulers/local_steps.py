@@ -61,15 +61,25 @@ class LocalStepSizes(LocalSizes):
         """Return the rows of the worker's next task: at the end of an epoch so many that all workers end together.
 
         With r_i batches that worker i holds and has not trained yet, and R that nobody holds, the epoch is over after
-        T = (R + sum r) / sum v seconds, and worker i trains T v_i - r_i more batches.
+        T = (R + sum r) / sum v seconds, and worker i trains T v_i - r_i more batches. If that is less than the smallest
+        task, it gets the smallest one; or none, if a worker that is busy will be sooner done with one.
         """
         steps = self._steps.get(worker)
         if steps is None or not self._is_known:
             return self.of(worker)
-        held = {name: max(0.0, self._ends.get(name, 0.0) - self._now) / each for name, each in self._step_s.items()}
-        left_s = (left / self.reference + sum(held.values())) / sum(1 / each for each in self._step_s.values())
-        fair = math.ceil(left_s / self._step_s[worker] - held[worker] - ROUNDING)
-        return self.reference * min(steps, max(fair, -(-steps // LEAST_SHARE)))
+        rest, busy_s = left / self.reference, {n: max(0.0, self._ends.get(n, 0.0) - self._now) for n in self._step_s}
+        held = sum(seconds / self._step_s[name] for name, seconds in busy_s.items())
+        left_s = (rest + held) / sum(1 / each for each in self._step_s.values())
+        fair = (left_s - busy_s[worker]) / self._step_s[worker]
+        if fair >= self._least(worker):
+            return self.reference * min(steps, math.floor(fair + 0.5))
+        done_s = {n: busy_s[n] + min(self._least(n), rest) * each for n, each in self._step_s.items()}
+        sooner = any(busy_s[name] and done_s[name] < done_s[worker] for name in done_s if name != worker)
+        return 0 if sooner else self.reference * self._least(worker)
+
+    def _least(self, worker: str) -> int:
+        """Return the batches of a worker's smallest task."""
+        return -(-self._steps[worker] // LEAST_SHARE)
 
     def look(self, now: float) -> None:
         """Set the time of the calls of :meth:`next` that follow, in seconds."""

@@ -65,6 +65,17 @@ def test_a_job_with_code_takes_no_others(make):
     assert names(slots.acquire_workers(2)) == ["jax-0"]
 
 
+def test_it_is_said_why_slots_that_attend_are_of_no_use(make):
+    slots, _ = make("jax", "jax", "tensorflow", "torch", portable=False)
+    assert slots.unfit == (
+        " (2 that attend cannot be used: there Keras runs on tensorflow or torch, and the job needs KERAS_BACKEND=jax)"
+    )
+    slots, server = make("jax", "jax", portable=False, code=True)
+    assert slots.unfit == ""
+    server.pool.join(pb.SlotHello(name="old", role="worker", versions={**on("jax"), "jax": "0.9.0"}))
+    assert slots.unfit == " (1 that attends cannot be used: jax: client 0.10.2, worker 0.9.0)"
+
+
 def test_a_slot_of_an_older_release_is_on_tensorflow(make):
     slots, server = make("tensorflow", portable=False)
     server.pool.join(pb.SlotHello(name="old", role="worker", versions={"python": "3.11"}))

@@ -45,7 +45,7 @@ def test_a_model_divided_over_the_devices_of_each_of_two_machines_trains_as_on_o
     script.write_text(SCRIPT)
     with MachinesCluster(tmp_path, server) as cluster:
         for machine in workers:
-            cluster.offer(machine, slots=1)
+            cluster.offer(machine, slots=1, **TWO)
         run = [*NFDT, "run", *cluster.connection, "--workers", "2", "--algorithm", algorithm]
         command = [*run, "--set", "emulate.devices=2", str(script), "32"]
         env = cluster.env(**TWO)

@@ -126,3 +126,32 @@ def test_who_is_behind_gets_no_more_than_the_smallest_task():
     assert sizes.next("b", 10 * BATCH) == 16 * BATCH
     sizes.left("a")
     assert sizes.next("b", 10 * BATCH) == 10 * BATCH
+
+
+def test_a_slow_worker_leaves_the_last_batches_to_a_faster_one_that_is_soon_done():
+    sizes = measured(LocalStepSizes(BATCH, 16), {"fast": 0.1, "slow": 0.4})
+    sizes.look(10.0)
+    sizes.leased("fast", 2 * BATCH, 10.0)  # until 10.2
+    assert sizes.next("slow", 5 * BATCH) == 1 * BATCH, "its share"
+    assert sizes.next("slow", 1 * BATCH) == 0, "done at 10.4, the other one at 10.3"
+    sizes.look(10.3)
+    assert sizes.next("fast", 1 * BATCH) == 2 * BATCH, "or what is left"
+    assert sizes.next("slow", 1 * BATCH) == 1 * BATCH, "nobody is busy, so somebody must begin"
+
+
+@pytest.mark.parametrize("seconds", [(0.2, 0.2, 0.8, 0.8), (0.05, 0.06, 0.2, 1.0), (0.1, 0.13, 0.2, 0.4, 0.7)])
+def test_an_epoch_of_any_length_ends_within_half_a_step_of_the_slowest_after_its_limit(seconds):
+    for batches in range(60, 140):
+        sizes = measured(LocalStepSizes(BATCH, 16), {f"w{i}": each for i, each in enumerate(seconds)})
+        asks, left, ended = dict.fromkeys(sizes.steps, 0.0), batches, 0.0
+        while left:
+            worker = min(asks, key=lambda name: asks[name])
+            sizes.look(now := asks[worker])
+            steps = min(left, sizes.next(worker, left * BATCH) // BATCH)
+            if not steps:  # it is asked again when another one is done
+                asks[worker] = min(at for at in asks.values() if at > now)
+                continue
+            sizes.leased(worker, steps * BATCH, now)
+            asks[worker] = now + steps * seconds[int(worker[1])]
+            ended, left = max(ended, asks[worker]), left - steps
+        assert ended < batches / sum(1 / each for each in seconds) + 0.51 * seconds[-1]

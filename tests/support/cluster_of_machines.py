@@ -82,8 +82,8 @@ class MachinesCluster:
             except subprocess.TimeoutExpired:
                 process.kill()
 
-    def _start(self, machine: Machine, command: Sequence[str]) -> MachineProcess:
-        process = machine.popen(command, env=environment(), cwd=self._folder)
+    def _start(self, machine: Machine, command: Sequence[str], **env: str) -> MachineProcess:
+        process = machine.popen(command, env=environment(**env), cwd=self._folder)
         self._started.append(process)
         return process
 
@@ -97,10 +97,12 @@ class MachinesCluster:
             time.sleep(POLL_S)
         return found.group(1)
 
-    def offer(self, machine: Machine, slots: int = 0, shards: int = 0, options: Sequence[str] = ()) -> MachineProcess:
-        """Start ``nfdt worker`` on a machine, and wait until its slots are registered."""
+    def offer(
+        self, machine: Machine, slots: int = 0, shards: int = 0, options: Sequence[str] = (), **env: str
+    ) -> MachineProcess:
+        """Start ``nfdt worker`` on a machine, with more variables, and wait until its slots are registered."""
         counts = ["--slots", str(slots), "--shards", str(shards)]
-        worker = self._start(machine, [*NFDT, "worker", *self.connection, *counts, *options])
+        worker = self._start(machine, [*NFDT, "worker", *self.connection, *counts, *options], **env)
         one = rf"slot {machine.name}-\w+-\d+-\w+ attends[^!]*"
         self.await_text(worker, self._started[0].error_output, f"({one * (slots + shards)})")
         return worker

@@ -87,7 +87,7 @@ class Topology(ABC):
         Raises:
             JobFailed: No more slots can be expected.
         """
-        check_supply(self.parts.server, self.spec, short, late=late, all_at_once=self.view.launched)
+        check_supply(self.parts, short, late=late, all_at_once=self.view.launched)
 
     def form(self) -> None:
         """Start the parts that are required before training."""

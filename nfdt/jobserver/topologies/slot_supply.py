@@ -46,24 +46,25 @@ def launch_workers(server: ServerContext, spec: JobSpec, wanted: int) -> None:
         server.pool.evict("worker", lambda slot: server.is_launched(slot) and backend_of(slot.versions) != backend)
 
 
-def check_supply(
-    server: ServerContext, spec: JobSpec, short: Sequence[SlotNeed], *, late: bool, all_at_once: bool
-) -> None:
+def check_supply(parts: JobParts, short: Sequence[SlotNeed], *, late: bool, all_at_once: bool) -> None:
     """Raise JobFailed if no more slots can be expected; see :meth:`Topology.give_up`.
 
     ``all_at_once``: the job cannot begin with fewer slots than it wants.
     """
+    server, spec = parts.server, parts.slots.spec
     launcher = server.launcher
     for need in short:
         launched = need.role == "shard" or server.launches_workers
         if launcher is not None and launched and launcher.failure:
             raise JobFailed(f"No {need.role} slots: {launcher.failure}")
         if late and (need.attending == 0 or (all_at_once and need.role == "worker")):
+            unfit = ""
             if need.role == "worker":
                 check_versions(spec, server.pool.slot_counts().versions)
+                unfit = parts.slots.unfit
             raise JobFailed(
                 f"{need.attending or 'No'} {need.role} slot{'s' if need.attending > 1 else ''} attend"
-                f"{'' if need.attending > 1 else 's'} this server after {spec.start_timeout_s:g} s; "
+                f"{'' if need.attending > 1 else 's'} this server after {spec.start_timeout_s:g} s{unfit}; "
                 f"the job wants {need.wanted}. Add some with `nfdt worker --server HOST:PORT --slots N`."
             )
 
