@@ -61,8 +61,9 @@ class LocalStepSizes(LocalSizes):
         """Return the rows of the worker's next task: at the end of an epoch so many that all workers end together.
 
         With r_i batches that worker i holds and has not trained yet, and R that nobody holds, the epoch is over after
-        T = (R + sum r) / sum v seconds, and worker i trains T v_i - r_i more batches. If that is less than the smallest
-        task, it gets the smallest one; or none, if a worker that is busy will be sooner done with one.
+        T = (R + sum r) / sum v seconds, and worker i trains T v_i - r_i more batches, rounded. If that is less than the
+        smallest task, it gets the smallest one; or none, if a worker that is busy will be sooner done with one.
+        What is rounded off needs a push of its own, so where that takes longer than a step it is rounded up.
         """
         steps = self._steps.get(worker)
         if steps is None or not self._is_known:
@@ -70,12 +71,21 @@ class LocalStepSizes(LocalSizes):
         rest, busy_s = left / self.reference, {n: max(0.0, self._ends.get(n, 0.0) - self._now) for n in self._step_s}
         held = sum(seconds / self._step_s[name] for name, seconds in busy_s.items())
         left_s = (rest + held) / sum(1 / each for each in self._step_s.values())
-        fair = (left_s - busy_s[worker]) / self._step_s[worker]
+        step_s, push_s = self._step_s[worker], self._push_s(worker)
+        fair = (left_s - busy_s[worker]) / step_s
         if fair >= self._least(worker):
-            return self.reference * min(steps, math.floor(fair + 0.5))
-        done_s = {n: busy_s[n] + min(self._least(n), rest) * each for n, each in self._step_s.items()}
-        sooner = any(busy_s[name] and done_s[name] < done_s[worker] for name in done_s if name != worker)
-        return 0 if sooner else self.reference * self._least(worker)
+            return self.reference * min(steps, math.ceil(fair - (ROUNDING if push_s > step_s else 0.5)))
+        done_s = min(self._least(worker), rest) * step_s + push_s
+        sooner = (
+            busy + max(min(self._least(name), rest) * self._step_s[name], self._push_s(name)) + self._push_s(name)
+            for name, busy in busy_s.items()
+            if busy and name != worker
+        )
+        return 0 if any(other < done_s for other in sooner) else self.reference * self._least(worker)
+
+    def _push_s(self, worker: str) -> float:
+        """Return the seconds of a worker's push with its reply; 0: unknown."""
+        return median(pushes) if (pushes := self._pushes.get(worker)) else 0.0
 
     def _least(self, worker: str) -> int:
         """Return the batches of a worker's smallest task."""
@@ -118,10 +128,9 @@ class LocalStepSizes(LocalSizes):
 
     def _apart(self, worker: str) -> int:
         """Return the steps with which a push takes a tenth of the time between two of them."""
-        pushes = self._pushes.get(worker)
-        if not pushes:
+        if not (push_s := self._push_s(worker)):
             return self._steps[worker]
-        wanted = median(pushes) / EXCHANGE_SHARE / self._step_s[worker]
+        wanted = push_s / EXCHANGE_SHARE / self._step_s[worker]
         return min(max(1, math.ceil(wanted - ROUNDING)), MOST_LOCAL_STEPS)
 
     def split(self, total: int) -> list[tuple[str, int]]:

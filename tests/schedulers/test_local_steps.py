@@ -139,6 +139,15 @@ def test_a_slow_worker_leaves_the_last_batches_to_a_faster_one_that_is_soon_done
     assert sizes.next("slow", 1 * BATCH) == 1 * BATCH, "nobody is busy, so somebody must begin"
 
 
+def test_where_a_push_takes_longer_than_a_step_no_rest_is_left_for_another_one():
+    speeds = {"fast": 0.1, "slow": 0.4}
+    sizes = measured(LocalStepSizes(BATCH, 16), speeds, dict.fromkeys(speeds, 2.0))
+    sizes.look(10.0)
+    sizes.leased("fast", 2 * BATCH, 10.0)
+    assert sizes.next("slow", 5 * BATCH) == 2 * BATCH, "1.4 of them"
+    assert sizes.next("slow", 1 * BATCH) == 1 * BATCH, "the other one would need two pushes"
+
+
 @pytest.mark.parametrize("seconds", [(0.2, 0.2, 0.8, 0.8), (0.05, 0.06, 0.2, 1.0), (0.1, 0.13, 0.2, 0.4, 0.7)])
 def test_an_epoch_of_any_length_ends_within_half_a_step_of_the_slowest_after_its_limit(seconds):
     for batches in range(60, 140):
