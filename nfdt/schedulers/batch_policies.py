@@ -33,7 +33,7 @@ class LocalSizes:
         return self._sizes.get(worker, self.reference)
 
     def next(self, worker: str, left: int) -> int:
-        """Return the rows of the worker's next task, where ``left`` rows of the epoch are not leased."""
+        """Return the rows of the worker's next task, where ``left`` rows of the epoch are not leased; 0: it waits."""
         return self.of(worker)
 
     def look(self, now: float) -> None:
