@@ -186,8 +186,10 @@ def test_servers_one_after_the_other_leave_no_descriptor_thread_or_folder(tempor
         child.start()
         child.address()
         child.stop()
-        return set(os.listdir("/proc/self/fd")), threading.active_count(), list(temporary.iterdir())
+        assert list(temporary.iterdir()) == []
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
 
-    first = run()
-    assert run() == first
-    assert first[2] == []
+    descriptors, threads = run()
+    more_descriptors, more_threads = run()
+    assert more_descriptors <= descriptors  # fewer where something of an earlier test has ended meanwhile
+    assert more_threads <= threads
