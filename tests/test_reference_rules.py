@@ -143,8 +143,12 @@ def test_momentum_look_ahead_follows_its_equations():
 def test_heloco_corrects_what_opposes_the_momentum(difference, corrected):
     rule = DirectionCorrected(1, [0, 2])
     push = Push(np.array([*difference, 7.0]), np.zeros(3), np.zeros(3), np.float64(0), np.float64(0))
-    made = rule.correct(np, push, {"velocity": np.array([1.0, 0.0, 0.0])}, {})
-    np.testing.assert_allclose(made.gradient, [*corrected, 7.0], rtol=1e-6)  # the last tensor has no momentum yet
+    momentum = np.array([1.0, 0.0, 0.0])
+    made = rule.correct(np, push, {"velocity": momentum}, {})
+    velocity = 0.9 * momentum + 0.1 * (counted := np.array([*corrected, 7.0]))
+    np.testing.assert_allclose(
+        made.gradient, 0.7 * (counted + 0.9 * velocity), rtol=1e-6
+    )  # the last tensor has no momentum yet
 
 
 def test_rules_of_differences_are_for_local_steps():

@@ -187,19 +187,11 @@ class OuterNesterov(UpdateRule):
         """Return v, shape ``(n,)``, zero."""
         return {"velocity": ops.zeros_like(weights)}
 
-    def advance(
-        self,
-        ops: ArrayOps,
-        gradient: Array,
-        weights: Array,
-        learning_rate: Array,
-        updates: Array,
-        shard: RuleState,
-        decay: Array | None = None,
-    ) -> Advance:
-        """Apply a difference."""
-        velocity = OUTER_MOMENTUM * shard["velocity"] + gradient
-        return Advance(weights - OUTER_RATE * (gradient + OUTER_MOMENTUM * velocity), {"velocity": velocity})
+    def correct(self, ops: ArrayOps, push: Push, shard: RuleState, worker: RuleState) -> Correction:
+        """Return what a difference moves the weights by."""
+        velocity = OUTER_MOMENTUM * shard["velocity"] + push.gradient
+        moved = OUTER_RATE * (push.gradient + OUTER_MOMENTUM * velocity)
+        return Correction(moved, scalar(ops, push.staleness, 1.0), {"velocity": velocity}, worker)
 
 
 class DelayedNesterov(OuterNesterov):
@@ -221,28 +213,18 @@ class DelayedNesterov(OuterNesterov):
         zeros = ops.zeros_like(weights)
         return {**super().init_shard(ops, weights), "sum": zeros, "seen": initial(weights)}
 
-    def advance(
-        self,
-        ops: ArrayOps,
-        gradient: Array,
-        weights: Array,
-        learning_rate: Array,
-        updates: Array,
-        shard: RuleState,
-        decay: Array | None = None,
-    ) -> Advance:
-        """Apply a difference, and the momentum if it ends a round."""
-        total, seen = shard["sum"] + gradient, shard["seen"] + 1.0
-        ends = seen >= self.workers
+    def correct(self, ops: ArrayOps, push: Push, shard: RuleState, worker: RuleState) -> Correction:
+        """Return what a difference moves the weights by, with the momentum if it ends a round."""
+        total, seen = shard["sum"] + push.gradient, shard["seen"] + 1.0
+        ends, zeros = seen >= self.workers, ops.zeros_like(total)
         velocity = ops.where(ends, OUTER_MOMENTUM * shard["velocity"] + total / self.workers, shard["velocity"])
-        zeros = ops.zeros_like(total)
-        moved = gradient / self.workers + ops.where(ends, OUTER_MOMENTUM * velocity, zeros)
+        moved = OUTER_RATE * (push.gradient / self.workers + ops.where(ends, OUTER_MOMENTUM * velocity, zeros))
         state = {
             "velocity": velocity,
             "sum": ops.where(ends, zeros, total),
             "seen": ops.where(ends, ops.zeros_like(seen), seen),
         }
-        return Advance(weights - OUTER_RATE * moved, state)
+        return Correction(moved, scalar(ops, push.staleness, 1.0), state, worker)
 
 
 class MomentumLookAhead(OuterNesterov):
@@ -262,22 +244,15 @@ class MomentumLookAhead(OuterNesterov):
     looks_ahead = True
 
     def correct(self, ops: ArrayOps, push: Push, shard: RuleState, worker: RuleState) -> Correction:
-        """Return u."""
-        return Correction(push.gradient / self.workers**0.5, scalar(ops, push.staleness, 1.0), shard, worker)
+        """Return what u moves the weights by."""
+        arrived = self._arrived(ops, push.gradient, shard["velocity"]) / self.workers**0.5
+        velocity = OUTER_MOMENTUM * shard["velocity"] + (1.0 - OUTER_MOMENTUM) * arrived
+        moved = OUTER_RATE * (arrived + OUTER_MOMENTUM * velocity)
+        return Correction(moved, scalar(ops, push.staleness, 1.0), {"velocity": velocity}, worker)
 
-    def advance(
-        self,
-        ops: ArrayOps,
-        gradient: Array,
-        weights: Array,
-        learning_rate: Array,
-        updates: Array,
-        shard: RuleState,
-        decay: Array | None = None,
-    ) -> Advance:
-        """Apply u."""
-        velocity = OUTER_MOMENTUM * shard["velocity"] + (1.0 - OUTER_MOMENTUM) * gradient
-        return Advance(weights - OUTER_RATE * (gradient + OUTER_MOMENTUM * velocity), {"velocity": velocity})
+    def _arrived(self, ops: ArrayOps, difference: Array, velocity: Array) -> Array:
+        """Return the difference that counts."""
+        return difference
 
     def reply(
         self,
@@ -311,15 +286,10 @@ class DirectionCorrected(MomentumLookAhead):
         super().__init__(workers)
         self.starts = starts
 
-    def correct(self, ops: ArrayOps, push: Push, shard: RuleState, worker: RuleState) -> Correction:
-        """Return u, corrected."""
-        ends = [*self.starts[1:], None]
-        found = [
-            self._corrected(ops, push.gradient[start:end], shard["velocity"][start:end])
-            for start, end in zip(self.starts, ends, strict=True)
-        ]
-        corrected = ops.concatenate(found) / self.workers**0.5
-        return Correction(corrected, scalar(ops, push.staleness, 1.0), shard, worker)
+    def _arrived(self, ops: ArrayOps, difference: Array, velocity: Array) -> Array:
+        """Return the difference, corrected tensor by tensor."""
+        parts = zip(self.starts, [*self.starts[1:], None], strict=True)
+        return ops.concatenate([self._corrected(ops, difference[i:j], velocity[i:j]) for i, j in parts])
 
     @staticmethod
     def _corrected(ops: ArrayOps, difference: Array, velocity: Array) -> Array:
