@@ -286,7 +286,7 @@ def test_a_module_s_own_layers_and_its_packages_train_on_workers(tmp_path):
     ("arguments", "needle"),
     [
         (("--algorithm", "adsg"), "ddc-asgd"),
-        (("--set", "no_such_option=1"), "dc_lambda"),
+        (("--set", "dc_lamda=1"), "dc_lambda"),
         (("--workers", "0"), "workers"),
     ],
 )
