@@ -6,15 +6,14 @@ import keras
 import numpy as np
 import pytest
 
-from benchmarks.workloads.reference_rules import (
-    DanaDelayCompensated,
+from benchmarks.workloads.reference_differences import (
     DelayedNesterov,
     DirectionCorrected,
-    ElementwiseDelayed,
     MomentumLookAhead,
     OuterNesterov,
-    reference_rules,
 )
+from benchmarks.workloads.reference_gradients import DanaDelayCompensated, ElementwiseDelayed
+from benchmarks.workloads.reference_rules import reference_rules
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.update_rules import make_rule

@@ -77,8 +77,10 @@ def list_(format_: str = "text") -> None:
     kept = read_runs(runs_folder())
     if format_ == "json":
         click.echo(json.dumps([asdict(run) for run in kept], indent=2))
-    else:
+    elif kept:
         click.echo(render(COLUMNS, [_row(run) for run in kept], left=3))
+    else:
+        click.echo(f"No run is kept in {runs_folder()}.")
 
 
 @runs.command()

@@ -128,8 +128,9 @@ def test_the_list(nfdt, folder):
     assert [entry["id"] for entry in json.loads(nfdt("list", "--format", "json").output)] == [RUN.id, OTHER.id]
 
 
-def test_no_run_is_an_empty_table(nfdt):
-    assert nfdt().output.split()[0] == "run"
+def test_no_run_is_said_with_the_folder(nfdt, folder):
+    assert nfdt().output == f"No run is kept in {folder}.\n"
+    assert json.loads(nfdt("list", "--format", "json").output) == []
 
 
 def test_one_run(nfdt, folder):
