@@ -235,8 +235,8 @@ class EmbeddedServer:
 def embedded_server(options: Options) -> Iterator[StartedServer]:
     """Start a job server with the workers that the options ask for; stop it at the end of the block."""
     cluster, topology = options.cluster, options.algorithm.topology_facts
-    if topology.allreduce and current_backend().name != TENSORFLOW:
-        server = EmbeddedServer(cluster.workers, 0, ui=options.ui)  # ranks are worker slots
+    if not topology.flat and current_backend().name != TENSORFLOW:  # ranks are worker slots
+        server = EmbeddedServer(cluster.workers, 0 if topology.allreduce else cluster.shards, ui=options.ui)
     elif topology.allreduce:
         server = EmbeddedServer(0, 0, rings=[ring.describe_ring(cluster)], ui=options.ui)
     elif topology.grouped:

@@ -110,11 +110,33 @@ class Communicator(ABC):
 
     @abstractmethod
     def _from_leader(self, values: Array, name: str) -> Array:
-        """Return the leader's values, shape ``(n,)``, uint8; those of the other ranks have the same shape."""
+        """Return the leader's values, shape ``(n,)``, of integers; those of the other ranks have the same shape."""
 
     @abstractmethod
     def _joined(self, data: bytes) -> bytes:
         """Return the byte strings of all ranks as one, by rank."""
+
+    # ---- vectors
+
+    def broadcast_vector(self, size: int, vector: Array | None = None, number: int = 0) -> tuple[Array, int]:
+        """Return the leader's ``vector``, shape ``(size,)``, float32, and its ``number`` on every rank."""
+        if self.size == 1 and vector is not None:
+            return vector, number
+        # One message: the number travels as the bits of the last two elements.
+        message = np.zeros(size + 2, np.float32)
+        if vector is not None:
+            message[:size], message[size:] = vector, np.array([number], np.int64).view(np.float32)
+        found = self._from_leader(message.view(np.int32), "hfdt_weights").view(np.float32)
+        return found[:size], int(found[size:].view(np.int64)[0])
+
+    @abstractmethod
+    def sum_vector(self, vector: Any, weight: float = 1.0) -> Array:
+        """Return the weighted sum of the vectors of all ranks.
+
+        Args:
+            vector: This rank's, a tensor or an array, shape ``(n,)``, float32.
+            weight: Its weight.
+        """
 
     # ---- steps
 

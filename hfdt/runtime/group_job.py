@@ -8,19 +8,20 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import tensorflow as tf
+import keras
+import numpy as np
 
 from hfdt.runtime.artifacts import ReadableArtifacts
 from hfdt.runtime.batch_split import split_by_shares, weight_of
+from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.group_step import GroupExchange, GroupStep
 from hfdt.runtime.job import RingJob
-from hfdt.runtime.tensorflow_ranks import HorovodRanks
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.spans import SpanRing
 from nfdt.core.work.statistics import BY_RANK, codec_totals, push_totals, step_totals
 from nfdt.core.work.tasks import Task
-from nfdt.model.backends.tensorflow_step import WeightSetter
+from nfdt.model.backends.variables import assign_values
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.state import State
 from nfdt.model.training import data
@@ -79,12 +80,10 @@ class GroupJob(RingJob):
         spans: Records what this rank does.
     """
 
-    _communicator: HorovodRanks
-
     def __init__(
         self,
         spec: JobSpec,
-        communicator: HorovodRanks,
+        communicator: Communicator,
         artifacts: ReadableArtifacts,
         members: Sequence[int],
         spans: SpanRing | None = None,
@@ -100,7 +99,6 @@ class GroupJob(RingJob):
 
     def _make_step(self, manifest: Manifest, state: State) -> GroupStep:
         part = self._part
-        self._show = WeightSetter(part.model, part.layout)
         self.exchange = GroupExchange(self._communicator, part.layout.size, part.first_update, self.spec.cluster.shards)
         return GroupStep(part.model, manifest, state, self._communicator, self.exchange)
 
@@ -122,7 +120,7 @@ class GroupJob(RingJob):
 
     def _on_evaluate(self, request: ins.Evaluate) -> ins.Report:
         if self._validated != request.epoch:
-            self._show(self.exchange.pull())
+            assign_values(self._part.model.trainable_variables, self._part.layout.unflatten(self.exchange.pull()))
             self.exchange.weights = None
             self._validated = request.epoch
         return super()._on_evaluate(request)
@@ -156,7 +154,7 @@ class GroupJob(RingJob):
         start, stop = self._split(0, rows_of(batch))
         if start == stop:
             return None, 0
-        return tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[start:stop], batch), stop - start
+        return keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[start:stop], batch), stop - start
 
     def _timed(self, rows: int, seconds: float) -> None:
         """Record the duration of a gradient, with its emulated part."""
@@ -194,10 +192,10 @@ class GroupJob(RingJob):
         """Time allreduces of a gradient, or of its part where it is large; collective."""
         if self._communicator.size < 2:
             return
-        part, seconds = tf.zeros(self._ring_size), []
+        part, seconds = np.zeros(self._ring_size, np.float32), []
         for _ in range(RING_ROUNDS):
             began = time.perf_counter()
-            self._communicator.sum(part, "hfdt_timed").numpy()
+            self._communicator.sum_vector(part)
             seconds.append(time.perf_counter() - began)
         self._ring_s = min(seconds)
 

@@ -9,19 +9,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
+from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.shared_denominator import SharedDenominator
-from hfdt.runtime.step import GRADIENT
-from hfdt.runtime.tensorflow_ranks import HorovodRanks
 from nfdt.core.arrays.layout import Array, ParameterLayout
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.statistics import PushOutcomes
 from nfdt.core.work.tasks import Task
-from nfdt.model.backends.contract import GradientResult
-from nfdt.model.backends.direct_call import Prepared
-from nfdt.model.backends.tensorflow_step import GradientStep
+from nfdt.model.backends.contract import PreparedBatch, current
+from nfdt.model.backends.denominator import SUM
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.state import State
 from nfdt.transport.base import ParameterClient, Pulled, Pushed, PushOptions
@@ -72,7 +69,7 @@ class GroupExchange:
         wants_weights: Whether the replies to pushes should contain weights.
     """
 
-    def __init__(self, communicator: HorovodRanks, size: int, first_update: int, shards: int) -> None:
+    def __init__(self, communicator: Communicator, size: int, first_update: int, shards: int) -> None:
         self._communicator, self._size, self._first, self._shards = communicator, size, first_update, shards
         self.client: ParameterClient | None = None
         self.weights: Array | None = None
@@ -149,21 +146,19 @@ class GroupStep:
     """
 
     def __init__(
-        self, model: Any, manifest: Manifest, state: State, communicator: HorovodRanks, exchange: GroupExchange
+        self, model: Any, manifest: Manifest, state: State, communicator: Communicator, exchange: GroupExchange
     ) -> None:
         self.layout = manifest.layout
         self._start = np.asarray(state.weights, np.float32)
-        self._compute = GradientStep(model, self.layout, loss_scale=manifest.loss_scale)
+        self._compute = current().gradient_step(model, self.layout, manifest.loss_scale, ())
         self._shared = SharedDenominator(communicator)
-        self._exchange = exchange
-        flat = tf.TensorSpec([self.layout.size], tf.float32)
-        self._reduce: Any = tf.function(lambda gradient: communicator.sum(gradient, GRADIENT), input_signature=[flat])
+        self._exchange, self._sum = exchange, communicator.sum_vector
 
     def probe(self, batch: Any) -> None:
         """Compute a gradient and discard it."""
-        np.asarray(self._compute(self._start, batch, version=0).gradient[:1])
+        self._compute(self._start, batch, version=0).vector[:1]
 
-    def prepare(self, batch: Any) -> Prepared:
+    def prepare(self, batch: Any) -> PreparedBatch:
         """Convert a pytree of arrays to the tensors that the step needs, ahead of the call."""
         return self._compute.prepare(batch)
 
@@ -172,13 +167,32 @@ class GroupStep:
     ) -> Mapping[str, Any]:
         """Train on this rank's part of a batch of the group; collective, like ``AllreduceStep``."""
         weights, share = self._exchange.current_weights(), weight * task.share_of(samples)
-        result = GradientResult(tf.zeros([self.layout.size]), {}, finite=True)
+        own: Any = np.zeros(self.layout.size, np.float32)
+        logs, counted = dict[str, Any](), None
         if batch is not None:
             began = time.perf_counter()
             result = self._compute(weights, batch, version=self._exchange.version, share=share)
+            own, logs, counted = result.vector, result.logs, result.denominator
             pause(time.perf_counter() - began)
-        self._shared.agree(result.denominator, has_rows=batch is not None)
-        own, denominator = self._shared.union(result.denominator, weight)
-        gradient = np.asarray(self._reduce(result.gradient * own))
+        self._shared.agree(counted, has_rows=batch is not None)
+        part, denominator = self._union(counted, weight)
+        gradient = self._sum(own, part)
         self._exchange.push(gradient, samples, 1.0 if math.isinf(denominator) else rate, task, denominator)
-        return result.logs
+        return logs
+
+    def _union(self, counted: Any, share: float) -> tuple[float, float]:
+        """Return the weight of this rank's gradient in the group's, and the denominator of that, as in a push.
+
+        Collective if denominators are counted.
+
+        Args:
+            counted: Denominator of this rank, 0-d float32; None: that of its samples.
+            share: Fraction of all samples in this rank's part; 0 for a rank without rows.
+        """
+        if self._shared.is_sum:
+            return 1.0, SUM
+        if not self._shared.is_counted:
+            return share, 0.0
+        own = share if counted is None else float(counted)
+        total = float(self._sum(np.array([own], np.float32))[0])
+        return own / total if total else math.nan, total

@@ -89,7 +89,8 @@ class JaxRanks(Communicator):
     # ---- messages
 
     def _from_leader(self, values: Array, name: str) -> Array:
-        padded = np.zeros(_padded(len(values)), values.dtype)
+        # The lengths of messages vary, those of vectors do not.
+        padded = np.zeros(_padded(len(values)) if values.dtype == np.uint8 else len(values), values.dtype)
         if self.leads:
             padded[: len(values)] = values
         (found,) = self.sum([padded[None]])
@@ -109,6 +110,11 @@ class JaxRanks(Communicator):
         row = np.zeros((1, width), np.uint8)
         row[0, : len(data)] = np.frombuffer(data, np.uint8)
         return np.asarray(self._all(self._global(row)).addressable_data(0))
+
+    def sum_vector(self, vector: Any, weight: float = 1.0) -> Array:
+        """Return the weighted sum of the vectors of all ranks."""
+        (total,) = self.sum([np.float32(weight) * np.asarray(vector)[None]])
+        return np.asarray(total)
 
     def sum(self, rows: Sequence[Any]) -> list[Any]:
         """Return the sums of arrays over all ranks, each of shape ``(n,)`` on this rank's device.

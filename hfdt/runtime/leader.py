@@ -18,6 +18,7 @@ from typing import Any
 
 from hfdt.runtime.artifacts import share
 from hfdt.runtime.communicator import Communicator
+from hfdt.runtime.group_step import connect
 from hfdt.runtime.ring import Command, RingMember
 from hfdt.runtime.slot_connection import LOOK_S, SlotConnection, leave_failure, report_failure, watch_failures
 from hfdt.runtime.state_service import StateService
@@ -177,8 +178,6 @@ class GroupLeader(Leader):
             self._client = None
 
     def _start_job(self, assignment: pb.WorkerAssignment) -> None:
-        from hfdt.runtime.group_step import connect  # groups train on TensorFlow alone
-
         self._build(assignment, members=self._members)
         job, number, stopped = self._ring.job, self._members[0], self._connection.stopped
         options = {"spec": job.spec, "number": number, "stopped": stopped, "insecure": self._connection.insecure}

@@ -9,6 +9,7 @@ from typing import Any
 
 from hfdt.runtime.artifacts import OpenArtifacts
 from hfdt.runtime.communicator import Communicator, join_parts, split_parts
+from hfdt.runtime.group_job import GroupJob
 from hfdt.runtime.job import RingJob
 from nfdt.core.specs.job import parse_job
 from nfdt.core.wire import workers_pb2 as pb
@@ -104,10 +105,6 @@ class RingMember:
         artifacts = self._open_artifacts(spec, values["artifacts"])
         if "members" not in values:
             return RingJob(spec, self.communicator, artifacts, spans=self._spans)
-        from hfdt.runtime.group_job import GroupJob  # groups train on TensorFlow alone
-        from hfdt.runtime.tensorflow_ranks import HorovodRanks
-
-        assert isinstance(self.communicator, HorovodRanks)
         # Speeds are measured by the ranks that train: the cost of a step in a group cannot be measured elsewhere.
         job = GroupJob(spec, self.communicator, artifacts, values["members"], self._spans)
         job.measure()

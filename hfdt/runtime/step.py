@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from hfdt.runtime.rank_step import RankStep, scale_learning_rate
-from hfdt.runtime.shared_denominator import SharedDenominator
+from hfdt.runtime.shared_denominator import GatheringRanks, SharedDenominator
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.model.backends.contract import as_tensors
 from nfdt.model.backends.denominator import LossDenominator
@@ -19,8 +19,42 @@ from nfdt.model.backends.tensorflow_step import in_graph, of_this_graph, replace
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.state import State
 
-GRADIENT = "hfdt_gradient"
+GRADIENT, DENOMINATOR = "hfdt_gradient", "hfdt_denominator"
 BUCKET = 2**20  # elements; smaller messages cost more than they hide
+
+
+class SummingRanks(GatheringRanks, Protocol):
+    """The ranks, as far as denominators in a graph need them."""
+
+    def sum(self, tensor: Any, name: str) -> Any:
+        """Return the sum of a tensor over all ranks; also usable inside a graph."""
+        ...
+
+
+class DenominatorInGraph(SharedDenominator):
+    """Agreement on the denominator whose weights are computed in the graph of the step.
+
+    Args:
+        ranks: The ranks.
+    """
+
+    def __init__(self, ranks: SummingRanks) -> None:
+        super().__init__(ranks)
+        # A separate graph: only there has the operation the same name on ranks with and without rows.
+        number = tf.TensorSpec([], tf.float32)
+        self._sum: Any = tf.function(lambda own: ranks.sum(own, DENOMINATOR), input_signature=[number])
+
+    def share(self, own: Any, share: Any) -> Any:
+        """Return the weight of this rank's gradient in the mean of all; collective if denominators are counted.
+
+        Args:
+            own: Denominator of this rank, 0-d float32; None: that of its samples.
+            share: Fraction of all samples in this rank's part, 0-d float32; 0 for a rank without rows.
+        """
+        if not self.is_counted:
+            return share
+        counted = share if own is None else tf.cast(own, tf.float32)
+        return counted / self._sum(counted)
 
 
 class AllreduceStep(RankStep):
@@ -48,7 +82,7 @@ class AllreduceStep(RankStep):
         manifest: Manifest,
         state: State,
         reduce: Callable[[Any, str], Any],
-        shared: SharedDenominator,
+        shared: DenominatorInGraph,
         *,
         scales: bool = False,
     ) -> None:

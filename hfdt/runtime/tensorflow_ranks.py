@@ -18,8 +18,7 @@ from hfdt.keras.reduction import Reduction
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.network_interface import interface_of
 from hfdt.runtime.rendezvous_relay import Exchange, serve_rendezvous
-from hfdt.runtime.shared_denominator import SharedDenominator
-from hfdt.runtime.step import AllreduceStep
+from hfdt.runtime.step import AllreduceStep, DenominatorInGraph
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import NfdtError, ServerUnreachable
 from nfdt.core.host.launcher_rank import slot_of
@@ -44,6 +43,8 @@ class HorovodRanks(Communicator):
     def __init__(self) -> None:
         init()
         self.read_position()
+        number, vector = tf.TensorSpec([], tf.float32), tf.TensorSpec([None], tf.float32)
+        self._summed: Any = tf.function(lambda v, w: self.sum(v * w, "hfdt_vector"), input_signature=[vector, number])
         # On one machine an elastic launcher gives every rank a separate host name.
         own = slot_of(os.environ.get("HOROVOD_HOSTNAME", "")) if is_elastic() else None
         self.local_rank = int(hvd.local_rank()) if own is None else own
@@ -90,17 +91,6 @@ class HorovodRanks(Communicator):
         reduction = Reduction("hfdt", hvd.Sum, hvd.global_process_set, find_compressor(codec))
         return lambda tensor, name: reduction.reduce_group([tensor], name)[0]
 
-    def broadcast_vector(self, size: int, vector: Array | None = None, number: int = 0) -> tuple[Array, int]:
-        """Return rank 0's ``vector``, shape ``(size,)``, float32, and its ``number`` on every rank."""
-        if self.size == 1 and vector is not None:
-            return vector, number
-        # One message: the integer travels as the bits of the last two elements.
-        message = np.zeros(size + 2, np.float32)
-        if vector is not None:
-            message[:size], message[size:] = vector, np.array([number], np.int64).view(np.float32)
-        found = _numpy(mpi_ops.broadcast(tf.constant(message), 0, name="hfdt_weights"))
-        return found[:size], int(found[size:].view(np.int64)[0])
-
     def sum(self, tensor: Any, name: str) -> Any:
         """Return the sum of a tensor over all ranks; also usable inside a graph."""
         if self._alone:
@@ -108,9 +98,13 @@ class HorovodRanks(Communicator):
         # Horovod matches operations of ranks by their names, which the scopes of a rank's own graph would change.
         return mpi_ops._allreduce(tensor, name=name, op=hvd.Sum, ignore_name_scope=True)
 
+    def sum_vector(self, vector: Any, weight: float = 1.0) -> Array:
+        """Return the weighted sum of the vectors of all ranks."""
+        return _numpy(self._summed(vector, weight))
+
     def training_step(self, model: Any, manifest: Manifest, state: State, codec: str, *, scales: bool) -> AllreduceStep:
         """Return a step whose graph has the operations of Horovod."""
-        return AllreduceStep(model, manifest, state, self.reducer(codec), SharedDenominator(self), scales=scales)
+        return AllreduceStep(model, manifest, state, self.reducer(codec), DenominatorInGraph(self), scales=scales)
 
     def test_step(self, model: Any, manifest: Manifest) -> Callable[[Any], Mapping[str, Any]]:
         """Return ``test_step`` as a graph."""

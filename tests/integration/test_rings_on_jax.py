@@ -1,4 +1,4 @@
-"""Rings of ranks on JAX, in real processes: as one process with the global batch, and ended by the loss of a rank."""
+"""Rings and groups of ranks on JAX, in real processes: as one process with the global batch, and after a loss."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def train(loss, batch_size):
 
 found = {}
 for loss in LOSSES:
-    with nfdt.session(algorithm="allreduce", workers=2):
+    with nfdt.session(workers=2, **OPTIONS):
         ring, history = train(loss, 16)  # the last step has one row, and so a rank without any
     alone, plain = train(loss, 32)
-    statistics = history.nfdt["worker-0"]
+    (statistics,) = history.nfdt.values()
     found[loss] = dict(
         weights=max(float(np.abs(a - b).max()) for a, b in zip(ring, alone, strict=True)),
         logs={name: max(abs(a - b) for a, b in zip(v, plain.history[name])) for name, v in history.history.items()},
@@ -86,13 +86,35 @@ except nfdt.errors.JobFailed as error:
 """
 )
 
+GROUPS = (
+    HEAD
+    + """
+def train(epochs, **options):
+    with nfdt.session(algorithm="group-sync", workers=3, **options):
+        history = build().fit(x, y, batch_size=8, epochs=epochs, verbose=0, validation_data=validation)
+    rows = history.nfdt.values()
+    return dict(
+        groups=sorted(row["group"] for row in rows), samples=sum(row["samples"] for row in rows),
+        steps={",".join(map(str, row["group"])): row["steps"] for row in rows}, loss=history.history["val_loss"],
+    )
+
+print(json.dumps(dict(
+    measured=train(4, emulate={"step_ms": [20, 20, 100]}),
+    lost=train(4, groups="0,1;2", batch="fixed", emulate={"step_ms": [10, 10, 10], "fail": "1@4"}),
+)))
+"""
+)
+
+ALLREDUCE, ONE_GROUP = dict(algorithm="allreduce"), dict(algorithm="group-sync", groups="1", batch="fixed")
 PYTHON = (NFDT[0],)
 
 
 @pytest.mark.feature("`allreduce` on JAX, by Gloo", area="Algorithms")
+@pytest.mark.parametrize("options", [ALLREDUCE, ONE_GROUP], ids=["ring", "group"])
 @pytest.mark.parametrize("losses", [("samples",), pytest.param(("sums", "counted"), marks=pytest.mark.long)])
-def test_two_ranks_on_jax_equal_one_process_with_the_global_batch(run_script, losses):
-    found = answer(run_script(EQUAL.replace("LOSSES", repr(losses)), command=PYTHON))
+def test_two_ranks_on_jax_equal_one_process_with_the_global_batch(run_script, losses, options):
+    script = EQUAL.replace("LOSSES", repr(losses)).replace("OPTIONS", repr(options))
+    found = answer(run_script(script, command=PYTHON))
     assert found.keys() == set(losses)
     for loss, got in found.items():
         assert got["weights"] < 2e-5
@@ -101,7 +123,18 @@ def test_two_ranks_on_jax_equal_one_process_with_the_global_batch(run_script, lo
         exact = got["logs"] if loss == "samples" else {name: got["logs"][name] for name in ("accuracy", "val_accuracy")}
         assert max(exact.values()) < 1e-4
         assert (got["ranks"], got["steps"], got["pids"]) == (2, 2 * 4, 2)
-        assert got["samples"] == [2 * 49, 2 * 48]
+        assert sorted(got["samples"]) == [2 * 48, 2 * 49]
+
+
+@pytest.mark.feature("`group-sync` on JAX, by Gloo", area="Algorithms")
+def test_groups_on_jax_are_formed_by_speed_and_go_on_without_one_that_is_lost(run_script):
+    found = answer(run_script(GROUPS, command=PYTHON))
+    measured, lost = found["measured"], found["lost"]
+    assert measured["groups"] == [[0, 1], [2]]
+    assert measured["samples"] == 4 * 97
+    assert measured["loss"][-1] < measured["loss"][0]
+    assert lost["steps"]["0,1"] <= 4
+    assert lost["steps"]["2"] > lost["steps"]["0,1"]
 
 
 @pytest.mark.feature("A rank on JAX is killed: the job ends and names it", area="Failures")

@@ -13,14 +13,14 @@ def check(backend: str, algorithm: str = "allreduce", **cluster) -> None:
     check_ranks(resolve_algorithm(algorithm), ClusterSpec(workers=2, **cluster), backend)
 
 
+@pytest.mark.parametrize("algorithm", ["allreduce", "group-sync"])
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
-def test_a_ring_of_a_fixed_number_of_slots_trains(backend):
-    check(backend)
-    check(backend, launcher="slots")
+def test_a_ring_of_a_fixed_number_of_slots_trains(backend, algorithm):
+    check(backend, algorithm)
+    check(backend, algorithm, launcher="slots")
 
 
 def test_horovod_does_the_rest():
-    check("tensorflow", "group-sync")
     check("tensorflow", min_workers=1)
     check("tensorflow", launcher="mpirun", hosts="a:1,b:1", cycle_time_ms=2)
 
@@ -30,12 +30,11 @@ def test_flat_algorithms_have_no_ranks(backend):
     check(backend, "ddc-asgd", min_workers=1)
 
 
-@pytest.mark.feature("`group-sync` on JAX and PyTorch", area="Algorithms", status="refused")
-@pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_groups_are_refused_on_other_backends_than_horovods(backend):
-    expected = f"'group-sync': expected Keras on 'tensorflow', .* Received: '{backend}'. Take 'auto' or 'h-ps'"
+@pytest.mark.feature("`group-sync` on PyTorch", area="Algorithms", status="refused")
+def test_groups_are_refused_on_pytorch():
+    expected = "'group-sync': expected Keras on 'tensorflow' or 'jax', .* Received: 'torch'. Take 'auto' or 'h-ps'"
     with pytest.raises(CaptureError, match=expected):
-        check(backend, "group-sync")
+        check("torch", "group-sync")
 
 
 @pytest.mark.feature("Elastic rings on JAX", area="Algorithms", status="refused")

@@ -16,7 +16,7 @@ TORCH = "torch"
 TRAINING = (TENSORFLOW, "jax", TORCH)
 """Backends on which workers train; shards run on TensorFlow."""
 RANKS = (TENSORFLOW, "jax")
-"""Backends on which ranks of an allreduce train; those of groups and of elastic rings run on the first."""
+"""Backends on which ranks train; those of elastic rings run on the first."""
 VARIABLE = "KERAS_BACKEND"
 
 

@@ -18,15 +18,13 @@ def check_ranks(algorithm: AlgorithmSpec, cluster: ClusterSpec, backend: str) ->
     if algorithm.topology_facts.flat or backend == TENSORFLOW:
         return
     remedy = f"or set {VARIABLE}={TENSORFLOW} before the script starts."
-    if algorithm.topology_facts.grouped:
-        raise CaptureError(
-            f"algorithm={algorithm.name!r}: expected Keras on {TENSORFLOW!r}, on which Horovod connects the ranks of "
-            f"groups. Received: {backend!r}. Take 'auto' or 'h-ps' for machines that differ, {remedy}"
-        )
     if backend not in RANKS:
+        other = "'auto' or 'h-ps' for machines that differ"
+        if not algorithm.topology_facts.grouped:
+            other = "'bsp', whose rounds give the same weights"
         raise CaptureError(
             f"algorithm={algorithm.name!r}: expected Keras on {' or '.join(map(repr, RANKS))}, on which ranks train. "
-            f"Received: {backend!r}. Take 'bsp', whose rounds give the same weights, {remedy}"
+            f"Received: {backend!r}. Take {other}, {remedy}"
         )
     if cluster.elastic:
         raise CaptureError(

@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 from hfdt.runtime import step as steps
-from hfdt.runtime.shared_denominator import SharedDenominator
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.model.program.pack import pack
 from nfdt.model.program.state import load_state
@@ -34,7 +33,7 @@ def step_of(own, reduce, program=None):
     packed = pack(program or own, BATCH)
     manifest = packed.manifest
     return steps.AllreduceStep(
-        own, manifest, load_state(packed.artifacts[manifest.state]), reduce, SharedDenominator(OneRank())
+        own, manifest, load_state(packed.artifacts[manifest.state]), reduce, steps.DenominatorInGraph(OneRank())
     )
 
 

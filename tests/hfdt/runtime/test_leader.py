@@ -85,7 +85,7 @@ class FakeConnection:
 def no_services(monkeypatch):
     service = SimpleNamespace(address="127.0.0.1:1", version=0, pop_changes=lambda: (None, b""), stop=lambda: None)
     monkeypatch.setattr(leaders, "StateService", lambda *_: service)
-    monkeypatch.setattr("hfdt.runtime.group_step.connect", lambda *_, **__: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr("hfdt.runtime.leader.connect", lambda *_, **__: SimpleNamespace(close=lambda: None))
 
 
 RING_SENT = [("shard", "ready"), ("worker", "ready"), ("worker", "finished"), ("shard", "finished")]
