@@ -22,8 +22,12 @@ def _strength(spec: AlgorithmSpec, default: float) -> float:
     return default if spec.dc_lambda is None else spec.dc_lambda
 
 
+def _gap(spec: AlgorithmSpec, default: float) -> float:
+    return default if spec.gap is None else spec.gap
+
+
 def _ddc(spec: AlgorithmSpec, traits: OptimizerTraits, blocks: Blocks) -> UpdateRule:
-    return make_ddc(traits, blocks, dc_lambda=_strength(spec, 0.2), dc_clip=spec.dc_clip, gap=spec.gap)
+    return make_ddc(traits, blocks, dc_lambda=_strength(spec, 0.2), dc_clip=spec.dc_clip, gap=_gap(spec, 1.0))
 
 
 RULES: dict[str, Factory] = {
@@ -37,7 +41,7 @@ RULES: dict[str, Factory] = {
 
 
 def _delayed_difference(spec: AlgorithmSpec, workers: int, blocks: Blocks) -> UpdateRule:
-    return DelayedDifference(workers, Reliability(_strength(spec, 0.5), spec.dc_clip, spec.gap, blocks))
+    return DelayedDifference(workers, Reliability(_strength(spec, 0.5), spec.dc_clip, _gap(spec, 2.0), blocks))
 
 
 DIFFERENCE_RULES: dict[str, Callable[[AlgorithmSpec, int, Blocks], UpdateRule]] = {

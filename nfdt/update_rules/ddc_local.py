@@ -4,7 +4,7 @@ A worker was sent ``h``, made steps with the user's optimizer, and pushes ``D = 
 with ``d = w - h`` and M workers::
 
     c = clip(dc_lambda <D, d> / (|D| sqrt(s)), -dc_clip, +dc_clip)
-    u = f D,  f = (1 + c) / (1 + gap |d| / (sqrt(s) + |w| / 30))
+    u = f D,  f = (1 + c) / (1 + gap |d| / (sqrt(s) + |w| / 30)),  gap = 2
     R = R + (1 - 1/M) u;   g = R / (kappa M);   R = R - g;   w = w - (u + g)
     s = b s + (1 - b) |u + g|^2,   b = min(.9, n / (n + 1)),   n = updates before
 

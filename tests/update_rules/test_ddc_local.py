@@ -30,7 +30,7 @@ def literal(workers, moves, start):
             at = np.arange(column, SIZE, 3)
             length, root = np.linalg.norm(difference[at]) + 1e-30, np.sqrt(s[column]) + 1e-10
             c = np.clip(0.5 * (difference[at] @ d[at]) / (length * root), -1, 1)
-            f = (1 + c) / (1 + np.linalg.norm(d[at]) / (root + np.linalg.norm(w[at]) / 30))
+            f = (1 + c) / (1 + 2 * np.linalg.norm(d[at]) / (root + np.linalg.norm(w[at]) / 30))
             u[at] = f * difference[at]
         reserve = reserve + (1 - 1 / workers) * u
         g = release * reserve

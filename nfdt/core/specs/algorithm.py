@@ -160,8 +160,8 @@ class AlgorithmSpec(BaseModel):
     dc_clip: Annotated[float, _DDC] = Field(
         1.0, gt=0, description="ddc: the compensation is at most this many times the gradient"
     )
-    gap: Annotated[float, _DDC] = Field(
-        1.0, ge=0, description="ddc: how strongly drift lowers the trust in a gradient; 0: not at all"
+    gap: Annotated[float | None, _DDC] = Field(
+        None, ge=0, description="ddc: how strongly drift lowers the trust; 0: not at all; None: 1, 2 (local-steps)"
     )
     batch_min: Annotated[int, _DBS] = Field(1, ge=1, description="dbs: fewest samples of one worker's batch")
     batch_max: Annotated[int | None, _DBS] = Field(
