@@ -1,4 +1,5 @@
 import asyncio
+import logging
 import queue
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
+from grpc._cython import cygrpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from nfdt.core.errors import (
@@ -22,7 +24,7 @@ from nfdt.core.errors import (
 )
 from nfdt.core.wire import jobs_pb2, jobs_pb2_grpc
 from nfdt.core.wire.channel import is_loopback, make_server, open_channel, same_token, split_address, token_of
-from nfdt.core.wire.loop_server import LoopContext, rpc_loop
+from nfdt.core.wire.loop_server import GRPCIO_LOG, LoopContext, rpc_loop
 from nfdt.core.wire.status import answering, translated
 
 DEADLINE_S = 120.0
@@ -360,3 +362,10 @@ def test_the_status_of_a_call_whose_client_is_gone_is_no_exception():
             raise grpc.aio.InternalError("execute_batch")
 
     asyncio.run(LoopContext(Gone()).end())
+
+
+def test_a_reply_whose_client_is_gone_leaves_no_traceback_in_the_log(coroutines, caplog):
+    assert cygrpc._LOGGER.name == GRPCIO_LOG
+    for error in (cygrpc.ExecuteBatchError("execute_batch", ()), ValueError("of a servicer")):
+        logging.getLogger(GRPCIO_LOG).error("Unexpected [%s] raised", type(error).__name__, exc_info=error)
+    assert [record.args[0] for record in caplog.records] == ["ValueError"]

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent import futures
@@ -23,6 +24,7 @@ from nfdt.core.wire.status import abort
 Refusal = Callable[[str, Any], NfdtError | None]
 """Takes the name of a method and the metadata of a call; returns why the call is refused, or None."""
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+GRPCIO_LOG = "grpc._cython.cygrpc"  # name of its logger
 
 
 @functools.cache
@@ -36,8 +38,15 @@ def rpc_loop() -> asyncio.AbstractEventLoop:
         grpc.aio.init_grpc_aio()  # type: ignore[attr-defined]
         loop.run_forever()
 
+    logging.getLogger(GRPCIO_LOG).addFilter(_is_no_lost_client)
     threading.Thread(target=run, name="rpc loop", daemon=True).start()
     return loop
+
+
+def _is_no_lost_client(record: logging.LogRecord) -> bool:
+    """Return whether a record is another one than grpcio's traceback for a reply whose client is gone."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, grpc.aio.InternalError)
 
 
 class _Aborted(Exception):
