@@ -156,7 +156,7 @@ class GroupStep:
 
     def probe(self, batch: Any) -> None:
         """Compute a gradient and discard it."""
-        np.asarray(self._compute(self._start, batch, version=0).vector)  # waits for it
+        _ = self._compute(self._start, batch, version=0).vector  # waits for it
 
     def prepare(self, batch: Any) -> PreparedBatch:
         """Convert a pytree of arrays to the tensors that the step needs, ahead of the call."""
