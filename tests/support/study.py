@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 
 from benchmarks.reports.study_results import Result, Setting, Training
-from benchmarks.workloads.tasks import housing, sms
+from benchmarks.workloads.tasks import characters, housing, sms
 from benchmarks.workloads.tasks.task import TaskData
 
 SIDES = {"fashion-mnist": (28, 28, 1), "cifar10": (32, 32, 3), "cifar10-resnet20": (32, 32, 3)}
@@ -20,6 +20,8 @@ def made_up(task: str, samples: int) -> TaskData:
     if task == "sms":
         texts = [f"call {i} now!" if i % 4 == 0 else f"see you at {i}" for i in range(2 * samples)]
         return sms.prepare(texts, [i % 4 == 0 for i in range(2 * samples)])
+    if task == "characters":
+        return characters.prepare(["call me at seven, or later " * 4] * samples)
     if task == "housing":
         x = random.normal(5.0, 2.0, (2 * samples, 8)).astype(np.float32)
         return housing.prepare(x, 1000 * x.sum(1))

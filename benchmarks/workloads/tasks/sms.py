@@ -25,10 +25,15 @@ PAD, UNKNOWN = 0, 1
 TOKEN = re.compile(r"[a-z']+|\d|[^\w\s]")  # words, single digits, punctuation marks
 
 
-def read(data_dir: Path | None) -> TaskData:
-    """Read ``sms_spam.tsv.xz``: lines ``label<TAB>text``; 80 % of them, drawn once, are for training."""
+def read_messages(data_dir: Path | None) -> list[list[str]]:
+    """Read ``sms_spam.tsv.xz``: lines ``label<TAB>text``."""
     with lzma.open(read_file(data_dir, FILE), "rt", encoding="utf-8", newline="\n") as lines:
-        pairs = [line.rstrip("\n").split("\t", 1) for line in lines]
+        return [line.rstrip("\n").split("\t", 1) for line in lines]
+
+
+def read(data_dir: Path | None) -> TaskData:
+    """Read the messages; 80 % of them, drawn once, are for training."""
+    pairs = read_messages(data_dir)
     return prepare([text for _, text in pairs], [label == "spam" for label, _ in pairs])
 
 
