@@ -91,6 +91,7 @@ print(hvd.rank(), hvd.size())
     assert done.stdout.strip() == "0 1", done.stderr
 
 
+@pytest.mark.processes
 def test_without_horovod_one_clear_error_names_the_remedy():
     calls = ["hvd.init()", "hvd.DistributedOptimizer('sgd')", "hvd.Average", "hvd.allreduce(1.0)"]
     program = WITHOUT_HOROVOD + "".join(

@@ -15,6 +15,8 @@ import nfdt
 from nfdt.cli import HFDT_SUMMARIES, SUMMARIES
 from nfdt.core.specs.presets import PRESETS
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[1]
 DEADLINE_S = 240
 LOADED = re.compile(r"""<(?:script|img|iframe|source)\b[^>]*\bsrc="?'?((?:https?:)?//[^"' >]*)""")

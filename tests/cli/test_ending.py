@@ -75,6 +75,7 @@ def test_a_command_under_nohup_outlives_its_terminal():
     assert process.returncode == 143
 
 
+@pytest.mark.processes
 def test_rank_0_of_mpi_that_is_terminated_leaves_nothing_and_is_no_success(tmp_path):
     script, temporary = tmp_path / "script.py", tmp_path / "temporary"
     script.write_text(SCRIPT)

@@ -73,6 +73,7 @@ def serving(*arguments) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("options", "name", "reason"),
     [

@@ -361,6 +361,7 @@ def keras_epochs(x, epochs, size, steps):
     return [warnings_of(epoch) for _ in range(epochs)]
 
 
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:.*shuffle=True:UserWarning")
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize(("count", "steps"), [(4, None), (4, 3), (4, 4), (4, 6), (5, 2), (5, 6), (1, None), (6, 2)])

@@ -87,6 +87,7 @@ PIPELINES = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", PIPELINES)
 @pytest.mark.parametrize("count", [1, 3])
 def test_every_element_comes_once_in_every_iteration(name, count):

@@ -18,6 +18,8 @@ from nfdt.update_rules import RULES
 from tests.support.restored_stores import Shards, check_continuation
 from tests.support.shard_cluster import LAYOUT, Reference
 
+pytestmark = pytest.mark.processes
+
 OPTIMIZERS = {
     "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
     "adamw": lambda: keras.optimizers.AdamW(0.01),

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from tests.support.simulated_cluster import job, started
 
+pytestmark = pytest.mark.processes
+
 ALGORITHMS = [
     ("asgd", {}),
     ("asgd", {"tasks": "static"}),

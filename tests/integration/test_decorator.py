@@ -182,6 +182,7 @@ print(json.dumps(main()))
     assert got["iterations"] >= 3 * 47
 
 
+@pytest.mark.processes
 def test_ctrl_c_stops_the_job_and_leaves_no_process_behind(start_script):
     process = start_script(
         DIGITS
@@ -209,6 +210,7 @@ main()
     assert not alive, alive
 
 
+@pytest.mark.processes
 def test_a_script_that_is_killed_leaves_no_process_behind(start_script):
     process = start_script(
         DIGITS

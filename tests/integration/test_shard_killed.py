@@ -15,6 +15,8 @@ from nfdt.core.specs.presets import DEFAULT_PRESET
 from nfdt.model.program.state import load_state
 from tests.support.scripts import DEADLINE_S, DIGITS, start_server, start_workers, stop, submitted
 
+pytestmark = pytest.mark.processes
+
 ROWS = 1797
 FIT = "build(keras.optimizers.Adam(0.01)).fit(x, y, batch_size=32, epochs=3, shuffle=True, verbose=0)"
 PLAIN = DIGITS.replace("        keras.layers.BatchNormalization(),\n        keras.layers.Dropout(0.1),\n", "")

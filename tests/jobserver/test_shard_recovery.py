@@ -140,6 +140,10 @@ class Job:
 
         self.mailbox.handle(lose)
 
+    def pass_time(self, seconds: float) -> None:
+        self.cluster.clock.advance(seconds)
+        self.mailbox.handle(lambda: None)  # its thread waits in real time
+
     def failed(self) -> bool:
         self.mailbox.wait_until(lambda: self.failures)
         return True
@@ -261,11 +265,11 @@ def test_a_loss_whose_state_could_not_be_stored_fails_the_job(make):
 def test_shards_without_a_slot_are_announced_and_fail_the_job_in_the_end(make):
     job = make()
     job.lose()
-    job.cluster.clock.advance(20.0)
+    job.pass_time(20.0)
     job.mailbox.wait_until(
         lambda: ("stalled", {"waiting_for": ["a slot for shard-0"], "since_s": 20.0}) in job.log.events
     )
-    job.cluster.clock.advance(160.0)
+    job.pass_time(160.0)
     assert job.failed()
     assert "A lost shard could not be restored. a slot for shard-0 did not come up within 180 s" in str(job.failures[0])
     with pytest.raises(ServerUnreachable):
@@ -284,7 +288,7 @@ def test_shards_that_do_not_start_fail_the_job_by_name(make):
     job.slots.free.release()
     job.lose()
     assert started.wait(DEADLINE_S)
-    job.cluster.clock.advance(180.0)
+    job.pass_time(180.0)
     assert job.failed()
     assert "restored. shard-1 did not come up within 180 s" in str(job.failures[0])
 
@@ -468,7 +472,7 @@ def test_snapshots_are_taken_when_they_are_due_also_after_one_that_failed(make):
     job.clients[0].before = tried.release
     for alive in (False, True):
         job.clients[0].alive = alive
-        job.cluster.clock.advance(job.machine.due_at - job.cluster.clock.now())
+        job.pass_time(job.machine.due_at - job.cluster.clock.now())
         assert tried.acquire(timeout=DEADLINE_S)
         job.mailbox.wait_until(lambda: not job.machine.taking) if job.machine.taking else None
     job.mailbox.wait_until(lambda: job.log.newest is not None)
@@ -482,13 +486,13 @@ def test_one_snapshot_is_taken_when_one_is_due_whatever_happens_meanwhile(make, 
         for _ in range(3):
             job.recovery._look_at_clock()
 
-    job.cluster.clock.advance(job.machine.due_at - job.cluster.clock.now())
+    job.pass_time(job.machine.due_at - job.cluster.clock.now())
     job.mailbox.handle(look)
     assert len(started) == 1
     started[0]()
     job.mailbox.handle(look)
     assert len(started) == 1
-    job.cluster.clock.advance(job.machine.due_at - job.cluster.clock.now())
+    job.pass_time(job.machine.due_at - job.cluster.clock.now())
     job.mailbox.handle(look)
     assert len(started) == 2
 

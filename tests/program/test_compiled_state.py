@@ -52,6 +52,7 @@ def after(model, step, arguments):
     return model
 
 
+@pytest.mark.processes
 @pytest.mark.feature("A `compile` that keeps the loss and the metrics of an earlier one", area="Losses and metrics")
 @settings(max_examples=8, suppress_health_check=list(HealthCheck))  # the fixture has no state
 @example([_MSE, ("compile", {"loss": ["mse", "mse"]})])

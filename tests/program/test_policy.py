@@ -1,6 +1,7 @@
 """Content that a job without code must not contain."""
 
 import keras
+import numpy as np
 import pytest
 from keras import layers
 
@@ -10,8 +11,9 @@ from nfdt.model.program.policy import check_policy
 from nfdt.model.program.unpack import unpack
 
 
-@pytest.fixture
-def program(batch):
+@pytest.fixture(scope="module")
+def program():
+    batch = np.ones((8, 4), np.float32), np.ones((8, 1), np.float32)
     model = keras.Sequential([layers.Dense(2, "relu", kernel_regularizer="l2"), layers.Dense(1)])
     model.compile(keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.1, 5)), "mse", metrics=["mae"])
     return pack(model, batch)

@@ -120,6 +120,7 @@ def tables_of(make, optimizer=SGD, sparse=True, **options):
     return [manifest.layout.slots[index].shape for index in manifest.tables]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", TABLES)
 def test_tables_are_those_with_gradients_of_single_rows(name):
     make, count = TABLES[name]

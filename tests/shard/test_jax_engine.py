@@ -6,9 +6,12 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests.support.scripts import environment
 
 
+@pytest.mark.processes
 def test_shards_on_jax_equal_keras():
     command = [sys.executable, "-W", "ignore", "-m", "tests.support.jax_shard"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment(KERAS_BACKEND="jax"))

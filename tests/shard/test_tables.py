@@ -83,6 +83,7 @@ def counts(store):
     return {name: value for name, value in store.statistics().items() if not name.endswith("_s")}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("rule", RULES)

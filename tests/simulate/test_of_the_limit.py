@@ -49,6 +49,7 @@ def test_without_a_network_less_than_a_hundredth_is_lost(of_the_limit, preset, n
     assert 0.99 <= of_the_limit(name, preset, 0) <= 1.001
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", CLUSTERS)
 @pytest.mark.parametrize("preset", ["auto", "h-ps", "dbs-sgd"])
 def test_requests_for_work_are_hidden_and_only_exchanges_are_lost(of_the_limit, preset, name):

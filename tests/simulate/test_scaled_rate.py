@@ -25,6 +25,7 @@ def compiled(rate):
     return model
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", WHOLE)
 @pytest.mark.parametrize(("warmup", "scheduled"), [(0, False), (1.6, True)])
 def test_a_ring_is_one_machine_at_the_scaled_rate(kind, warmup, scheduled):

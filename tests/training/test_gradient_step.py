@@ -54,6 +54,11 @@ OPTIMIZERS = [
     lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)),
     lambda: keras.optimizers.SGD(0.1, loss_scale_factor=64.0),
 ]
+SUM = keras.losses.MeanSquaredError(reduction="sum")
+
+
+def with_dynamic_scale():
+    return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), 1024.0)
 
 
 @pytest.mark.feature("`run_eagerly` and `jit_compile`", area="Models")
@@ -125,11 +130,16 @@ def test_the_float16_scale_halves_on_overflow_and_doubles_after_finite_steps(wor
 
 
 @pytest.mark.parametrize(
-    "optimizer",
-    [*OPTIMIZERS[2:], lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), 1024.0)],
+    ("optimizer", "loss", "mode"),
+    [
+        (OPTIMIZERS[2], "mse", {}),
+        (OPTIMIZERS[2], SUM, {"jit_compile": True}),
+        (OPTIMIZERS[3], "mse", {"run_eagerly": True}),
+        (OPTIMIZERS[3], SUM, {}),
+        (with_dynamic_scale, "mse", {"jit_compile": True}),
+        (with_dynamic_scale, SUM, {"run_eagerly": True}),
+    ],
 )
-@pytest.mark.parametrize("loss", ["mse", keras.losses.MeanSquaredError(reduction="sum")])
-@pytest.mark.parametrize("mode", [{}, {"run_eagerly": True}, {"jit_compile": True}])
 def test_a_large_gradient_leaves_in_pieces(optimizer, loss, mode, worker, batches, monkeypatch):
     monkeypatch.setattr(tensorflow_step, "IN_PIECES", 20)
     monkeypatch.setattr(tensorflow_step, "CUT_TOGETHER", 12)

@@ -130,6 +130,7 @@ def evaluated(model, data):
     return collect
 
 
+@pytest.mark.processes
 @pytest.mark.feature(
     "Accuracy, mean and error metrics",
     "AUC, precision, recall and confusion counts",

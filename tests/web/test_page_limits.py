@@ -112,6 +112,7 @@ class Attack(keras.callbacks.Callback):
         client.close()
 
 
+@pytest.mark.processes
 def test_a_job_and_other_requests_go_on_while_hundreds_of_connections_are_half_open(server, descriptors):
     process, address, token, log, kind = server
     (url,) = re.findall(r"page: (\S+)", log.read_text())
