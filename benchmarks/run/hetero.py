@@ -27,6 +27,7 @@ from nfdt.core.specs.presets import PRESETS
 
 BASE_S = 0.05  # the fastest worker's step: long enough for two cores to compute the work of eight workers
 CLUSTERS = {"1,1,4,4": (1, 1, 4, 4), "1..8": (1, 2, 3, 4, 5, 6, 7, 8)}
+SCALING = {f"{workers} x 200 ms": (4,) * workers for workers in (1, 2, 4, 8, 16)}
 MAIN = "1,1,4,4"  # cluster of the ratios without a cluster's name
 TARGETS = {"fashion-mnist": 0.84, "digits": 0.95}
 TEST_SAMPLES = 2000
@@ -71,6 +72,8 @@ def all_peers() -> list[str]:
 FULL_GOAL = Goal(0.0, least_epochs=4, most_epochs=9, limit_s=240.0)
 QUICK = Plan({MAIN: CLUSTERS[MAIN]}, (), 1280, Goal(0.3, least_epochs=2, most_epochs=2, limit_s=20.0), budget_s=58.0)
 FULL = Plan(CLUSTERS, (), 12_800, FULL_GOAL)
+SCALING_PEERS = ("ddc-asgd", "group-sync", "allreduce", "local-ddc")
+SCALING_PLAN = Plan(SCALING, SCALING_PEERS, 12_800, Goal(0.0, least_epochs=2, most_epochs=2, limit_s=240.0))
 
 
 class Bench:
@@ -192,7 +195,8 @@ def run(report: Report, plan: Plan, data_dir: Path | None, keras2: Path | None) 
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--peers", help="only these, as in allreduce,h-ps")
-    parser.add_argument("--clusters", choices=CLUSTERS, action="append", help="only this one")
+    parser.add_argument("--scaling", action="store_true", help="1 to 16 equal workers, steps of 200 ms, four presets")
+    parser.add_argument("--clusters", choices={**CLUSTERS, **SCALING}, action="append", help="only this one")
     parser.add_argument("--runs", type=int, help="of every row with every seed; default 1")
     parser.add_argument("--seeds", type=int, help="number of seeds that every row is trained with; default 1")
     parser.add_argument("--least-epochs", type=int, help="of a training, where the target is reached; default 4")
@@ -200,14 +204,14 @@ def main() -> None:
         "--closing", action="store_true", help="workers validate after each epoch, and a ModelCheckpoint saves"
     )
     options = parser.parse_args()
-    plan = QUICK if options.quick else FULL
-    peers = options.peers.split(",") if options.peers else all_peers()
+    plan = QUICK if options.quick else SCALING_PLAN if options.scaling else FULL
+    peers = options.peers.split(",") if options.peers else plan.peers or all_peers()
     seeds = tuple(range(SEED, SEED + (options.seeds or 1)))
     plan = replace(plan, peers=peers, runs=options.runs or plan.runs, seeds=seeds, closing=options.closing)
     if options.least_epochs:
         plan = replace(plan, goal=replace(plan.goal, least_epochs=options.least_epochs))
     if options.clusters:
-        plan = replace(plan, clusters={name: CLUSTERS[name] for name in options.clusters})
+        plan = replace(plan, clusters={name: {**CLUSTERS, **SCALING}[name] for name in options.clusters})
     report = Report("hetero", list(seeds), also=packages())
     wanted = not options.quick and bool({PSS, MWMS} & set(peers))
     run(report, plan, options.data_dir, python_of_keras2(install=wanted))
