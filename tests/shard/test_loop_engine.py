@@ -19,7 +19,7 @@ from nfdt.core.sharding import make_plan
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.state import State, name_arrays
-from nfdt.shard import loop_engine
+from nfdt.shard import loop_engine, pending_update
 from nfdt.shard.building import build_store
 from nfdt.shard.engine import AnchoredBf16
 from nfdt.shard.loop_engine import LoopEngine
@@ -372,14 +372,14 @@ def test_a_push_without_a_reply_holds_up_no_other(monkeypatch):
         broken.setattr(store._backups, "add", lambda *given: [][0])
         with pytest.raises(IndexError):
             store.push("a", Gradient(2, gradient))
-    monkeypatch.setattr(loop_engine, "UPDATE_S", 1.0)
+    monkeypatch.setattr(pending_update, "UPDATE_S", 1.0)
     assert store.push("b", Gradient(2, gradient)).applied
     assert store.version == 2
 
 
 def test_a_push_does_not_count_the_compilation_as_the_time_of_the_push_before(monkeypatch):
     compiled, waited = threading.Event(), []
-    update, wait = loop_engine.loops.update, loop_engine.PendingUpdate.wait
+    update, wait = loop_engine.loops.update, pending_update.PendingUpdate.wait
 
     def update_once_compiled(*arguments):
         assert compiled.wait(60)
@@ -390,7 +390,7 @@ def test_a_push_does_not_count_the_compilation_as_the_time_of_the_push_before(mo
         wait(pending, stripe)
 
     monkeypatch.setattr(loop_engine.loops, "update", update_once_compiled)
-    monkeypatch.setattr(loop_engine.PendingUpdate, "wait", noted_wait)
+    monkeypatch.setattr(pending_update.PendingUpdate, "wait", noted_wait)
     engine, _ = engine_and_reference("sgd")
     gradient, backup = np.ones(engine.size, np.float32), np.zeros(engine.size, np.float32)
     steps = [engine.step(gradient, backup, 0, {}, length=1.0) for _ in range(2)]
