@@ -27,6 +27,8 @@ from nfdt_client.upload import download, fetch_state
 
 POLL_S = 0.5
 LEVELS = ("debug", "info", "warning", "error")
+NAMED = 3
+"""Workers that a line of the log names, if there are more than one other."""
 
 HistoryValue = float | npt.NDArray[Any]
 
@@ -310,9 +312,11 @@ def _numbers(logs: Mapping[str, Any]) -> str:
 
 def describe_stall(data: Mapping[str, Any]) -> str:
     """Format a ``stalled`` event as text."""
-    who = ", ".join(data.get("waiting_for") or ()) or "workers"
+    names = sorted(data.get("waiting_for") or ["workers"], key=lambda name: (len(name), name))
+    more = f" and {len(names) - NAMED} others" if len(names) > NAMED + 1 else ""
+    who = ", ".join(names[:NAMED] if more else names) + more
     what = f" (tensors: {', '.join(data['tensors'])})" if data.get("tensors") else ""
-    return f"has waited {data.get('since_s', 0.0):.0f} s for {who}{what}"
+    return f"Training has waited {data.get('since_s', 0.0):.0f} s for {who}{what}"
 
 
 def level_of(event: Event) -> str:

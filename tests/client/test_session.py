@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from nfdt_client import decorator
 from nfdt_client.connection import JobsClient
-from nfdt_client.handle import JobHandle, attach, describe_log
+from nfdt_client.handle import JobHandle, attach, describe_log, describe_stall
 from nfdt_client.job import start_line
 from nfdt_client.program_checks import check_rows
 
@@ -643,3 +643,16 @@ def test_a_log_is_described_in_one_line():
     assert describe_log([0.123456, 2.0]) == "[0.1235 2.    ]"
     assert "..." in describe_log(list(range(1000)))
     assert "\n" not in describe_log([[float(i)] * 9 for i in range(9)])
+
+
+@pytest.mark.parametrize(
+    ("workers", "named"),
+    [
+        (1, "worker-0"),
+        (4, "worker-0, worker-1, worker-2, worker-3"),
+        (16, "worker-0, worker-1, worker-2 and 13 others"),
+    ],
+)
+def test_a_stall_names_some_workers_in_order(workers, named):
+    data = {"waiting_for": [f"worker-{i}" for i in reversed(range(workers))], "since_s": 15.2}
+    assert describe_stall(data) == f"Training has waited 15 s for {named}"
