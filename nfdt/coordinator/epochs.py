@@ -104,7 +104,7 @@ class EpochSequence:
         epochs_ended: Number of epochs that have ended, those before the job's first one included.
         began_at: Time at which workers began the current epoch, or the last one.
         epoch_s: Duration of the last epoch, in seconds.
-        trained: Number of samples of each worker in the epochs that have ended.
+        trained: Number of samples of each worker in the epochs that have ended, and before a restart of the server.
         run: The current epoch; None between two epochs.
         ahead: The next epoch, which workers train while the current one is validated, or its client has not permitted
             the next; None: it has not begun. It becomes the current one, or is dropped without a trace.
@@ -129,7 +129,7 @@ class EpochSequence:
         spec = planner.spec
         self.epoch = self.epochs_ended = spec.fit.initial_epoch
         self.epoch_s = 0.0
-        self.trained = Counter[str]()
+        self.trained = Counter[str](spec.fit.trained)
         self._feed = StreamFeed(planner)
         self.run: EpochRun | None = None
         self.ahead: EpochRun | None = None

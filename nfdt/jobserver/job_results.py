@@ -155,10 +155,8 @@ class JobResults:
     def _statistics(self, shards: Any) -> dict[str, dict[str, Any]]:
         def rows() -> dict[str, dict[str, Any]]:
             measured = self._training.coordinator.measured()
-            return {
-                name: {**job_slot.details, **job_slot.report, **measured.get(name, {})}
-                for name, job_slot in self._core.slots.workers.items()
-            }
+            slots = {name: {**slot.details, **slot.report} for name, slot in self._core.slots.workers.items()}
+            return {name: {**slots.get(name, {}), **measured.get(name, {})} for name in {**slots, **measured}}
 
         return merge_statistics(self._core.mailbox.read(rows), shards)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from itertools import accumulate, pairwise
 
 from nfdt.core.errors import JobFailed, NfdtError
 from nfdt.core.jobs import admission
@@ -71,11 +72,23 @@ def _requeue_trained(record: JobRecord, spec: JobSpec, store: JobStore, artifact
         admission.check_artifacts(states[0].spec, artifacts)
         before = admission.read_manifest(states[0].spec, artifacts)
         spec, where = states[0].resume(before, artifacts), states[0].where
+        fit = spec.fit.model_copy(update={"trained": _trained(record, states[0], store)})
+        spec = spec.model_copy(update={"fit": fit})
     going_on = f"training goes on {where}"
     store.requeue(record.job_id, f"{why}; {going_on}", spec.model_dump_json(), epoch=spec.fit.initial_epoch)
     text = f"{why[0].upper()}{why[1:]}: {going_on}. What was trained since then is trained again."
     store.append(record.job_id, "log", {"worker": None, "level": "warning", "text": text})
     _log.info("job %s goes on %s", record.job_id, where)
+
+
+def _trained(record: JobRecord, state: Checkpoint, store: JobStore) -> dict[str, int]:
+    """Return the samples that a state contains, divided among the workers as those of their last reports are."""
+    begun = state.begun.samples if state.begun is not None else 0
+    samples = store.samples_of(record.job_id, state.epochs) + begun
+    reported = {name: int(row["samples"]) for name, row in json.loads(record.workers_json or "{}").items()}
+    ends = accumulate(reported.values(), initial=0)
+    shares = pairwise(samples * end // max(1, sum(reported.values())) for end in ends)
+    return {name: end - begin for name, (begin, end) in zip(reported, shares, strict=True)}
 
 
 def _is_intact(state: Checkpoint, artifacts: ArtifactStore) -> bool:

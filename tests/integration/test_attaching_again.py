@@ -48,7 +48,7 @@ def build():
 
 def report(history, calls):
     print(json.dumps(dict(history=history.history, epochs=history.epoch, begun=calls.begun, ended=calls.ended,
-                          rates=calls.rates)))
+                          rates=calls.rates, samples=sum(row["samples"] for row in history.nfdt.values()))))
 """
 ARRAYS = f"""{FIT}
 calls, model = Calls(), build()
@@ -128,7 +128,22 @@ def test_a_fit_goes_on_when_its_server_was_killed(restarts, start_script):
     assert done["epochs"] == done["begun"] == done["ended"] == list(range(EPOCHS))
     assert {name: len(values) for name, values in done["history"].items()} == {"loss": EPOCHS, "val_loss": EPOCHS}
     assert done["rates"] == [0.5, 0.5, *[0.0] * (EPOCHS - 2)]
+    assert done["samples"] == EPOCHS * 1024
     stays_after_the_second_epoch(done["history"]["val_loss"])
+    assert "Server restarted: training goes on" in terminal
+
+
+@pytest.mark.long
+@pytest.mark.timeout(2 * DEADLINE_S)
+@pytest.mark.parametrize("preset", ["local-ddc", "diloco"])
+def test_local_steps_go_on_when_the_server_was_killed_in_a_round(restarts, start_script, preset):
+    cluster = restarts()
+    options = f'"emulate.step_ms": 25, "algorithm": "{preset}", "local_steps": 4'
+    script = start_script(ARRAYS.replace('"emulate.step_ms": 25', options), **cluster.server.env())
+    cluster.restart_in_epoch(3)
+    done, terminal = finish(script)
+    assert done["epochs"] == done["begun"] == done["ended"] == list(range(EPOCHS))
+    assert done["samples"] == EPOCHS * 1024
     assert "Server restarted: training goes on" in terminal
 
 

@@ -153,6 +153,11 @@ class JobStore:
         )
         return map(_event, rows)
 
+    def samples_of(self, job_id: str, epochs: int) -> int:
+        """Return the number of samples that the first epochs of a job trained."""
+        ends = {e.data["epoch"]: e.data["samples"] for e in self._epochs_of(job_id, epochs) if e.kind == "epoch_end"}
+        return int(sum(ends.values()))
+
     def named(self, owner: str, name: str) -> JobRecord | None:
         """Return the owner's job of this name, if there is one."""
         rows = self._select("SELECT * FROM jobs WHERE owner=? AND name=?", (owner, name))

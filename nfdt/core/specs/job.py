@@ -139,6 +139,7 @@ class FitSpec(_Spec):
         0, description="local-steps: updates of the optimizer before pass 0 of the data, if it had one"
     )
     begun: EpochProgress | None = Field(None, description="restarted job: what is trained of the first epoch")
+    trained: dict[str, int] = Field({}, description="restarted job: samples that its state contains, by worker")
 
 
 class DataSpec(_Spec):
