@@ -106,6 +106,11 @@ def ends_in(world: World, *states: str) -> str:
     return state
 
 
+def of(world: World, kind: str) -> list[dict]:
+    """Return what the events of a kind hold."""
+    return [event.data for event in world.store.events(JOB) if event.kind == kind]
+
+
 @every_job
 @settings(max_examples=settings().max_examples // 2)
 @given(events=EVENTS)
@@ -115,6 +120,9 @@ def test_losses_requests_and_restarts_in_any_order_lose_no_row_and_apply_none_tw
             bring(world, event, value)
         if ends_in(world, "succeeded") == "succeeded":
             assert (world.applied() == 1).all(), world.applied()
+            redone = sum(restored["redone_samples"] for restored in of(world, "shards_restored"))
+            trained = sum(worker["samples"] for worker in of(world, "result")[0]["workers"].values())
+            assert world.applied().size <= trained <= world.applied().size + redone
 
 
 @every_job
