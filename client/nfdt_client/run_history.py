@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from nfdt.core.errors import UsageError
 from nfdt.core.host.machine import versions
 from nfdt.core.host.private_files import private
+from nfdt.core.work.statistics import split_by_rank
 from nfdt_client.layers import DEFAULT
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class KeptRun:
         where: As in :class:`~nfdt_client.fit_record.FitRecord`; "" for a fit that failed.
         reason: As in :class:`~nfdt_client.fit_record.FitRecord`.
         algorithm: Name of the preset.
-        workers: Number of workers.
+        workers: Number of workers, or of ranks.
         server: Address of the shared server, "" for one of the script's own.
         jobs: Names of the jobs that trained it.
         spec: Specification of the last one; empty for a fit that was not submitted.
@@ -164,7 +165,7 @@ def _run(
         where=record.where if record is not None else "",
         reason=record.reason if record is not None else "",
         algorithm=options.algorithm.name,
-        workers=len(workers) or options.cluster.workers,
+        workers=len(split_by_rank(workers)) or options.cluster.workers,
         server=str(options.server or ""),
         jobs=[job for job, _ in jobs],
         spec=jobs[-1][1].model_dump(mode="json") if jobs else {},
@@ -228,8 +229,9 @@ def _files(folder: Path) -> list[Path]:
 
 
 def read_runs(folder: Path) -> list[KeptRun]:
-    """Return all runs of a folder, oldest first; files that are no runs are warned of and left out."""
+    """Return all runs of a folder, oldest first; one warning names the files that are none of this version."""
     names, found = {field.name for field in fields(KeptRun)}, []
+    others: dict[Path, Exception] = {}
     for path in _files(folder):
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
@@ -237,7 +239,11 @@ def read_runs(folder: Path) -> list[KeptRun]:
         except FileNotFoundError:  # removed meanwhile, as one of the oldest
             continue
         except (OSError, ValueError, TypeError, AttributeError) as error:
-            logger.warning("%s: expected a run. Received: %s. Remove it.", path, error)
+            others[path] = error
+    if others:
+        path, why = next(iter(others.items()))
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        logger.warning("%s%s: expected a run of this version. Received: %s. Remove what is none.", path, more, why)
     return found
 
 

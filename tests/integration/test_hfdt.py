@@ -10,6 +10,7 @@ import sys
 
 import psutil
 import pytest
+from nfdt_client.run_history import read_runs, runs_folder
 
 from tests.support.horovod_scripts import MODELS, left_behind
 from tests.support.scripts import DIGITS, answer, descendants, start_server, stop
@@ -87,6 +88,7 @@ def test_a_ring_equals_one_process_with_the_global_batch(run_script, ranks, laun
         assert case["ranks"] == ranks, name
     assert few["difference"] < 2e-5
     assert few["samples"] == 2 * (ranks - 1)
+    assert read_runs(runs_folder())[-1].workers == ranks
 
 
 @pytest.mark.long
