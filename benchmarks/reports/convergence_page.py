@@ -26,7 +26,8 @@ from benchmarks.workloads.tasks import TASKS
 PAGES = tuple(ROOT / "docs" / name for name in ("convergence.md", "which_algorithm.md", "sources.md"))
 PICTURE_FOLDER = ROOT / "docs" / "images"
 BLOCK = re.compile(r"(<!-- results: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-RESNETS, OTHERS = ("cifar10-resnet20", "cifar10-resnet8"), ("sms", "housing")
+CNNS, RESNETS = ("cifar10", "cifar10-cnn16"), ("cifar10-resnet20", "cifar10-resnet8")
+OTHERS = ("sms", "housing")
 
 
 PICTURES: dict[str, tuple[str, Callable[[Study], str | None]]] = {
@@ -66,7 +67,7 @@ def _scaling(study: Study) -> str:
 
 TABLES: dict[str, Callable[[Study], str]] = {
     "fashion-mnist": lambda study: study_tables.at_one_machines_rate(study, _default(study, ["fashion-mnist"])),
-    "cifar10": lambda study: study_tables.at_one_machines_rate(study, _default(study, ["cifar10"])),
+    "cifar10": lambda study: study_tables.at_one_machines_rate(study, _default(study, CNNS)),
     "resnet": lambda study: study_tables.at_one_machines_rate(study, _default(study, RESNETS)),
     "text-and-tables": lambda study: study_tables.at_one_machines_rate(study, _default(study, OTHERS)),
     "local-steps": lambda study: study_tables.at_one_machines_rate(study, _local_steps(study)),
