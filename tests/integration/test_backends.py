@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 
 import numpy as np
 import pytest
 
-from tests.support.scripts import NFDT, answer, start_server, start_workers, stop
+from tests.support.scripts import NFDT, OTHER_BACKENDS, answer, start_server, start_workers, stop
 
 pytestmark = pytest.mark.processes
 
-BACKENDS = [name for name in ("jax", "torch") if importlib.util.find_spec(name)]
 
 TRAINING = """
 import os
@@ -69,7 +67,7 @@ def worst(one, other) -> float:
 
 
 @pytest.mark.feature("Keras on JAX", area="Launchers and environments")
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", OTHER_BACKENDS)
 def test_a_script_on_another_backend_trains_as_on_one_machine(run_script, backend):
     source = TRAINING.format(backend=backend)
     plain = answer(run_script(source, command=(NFDT[0],)))

@@ -14,7 +14,7 @@ def check(backend: str, algorithm: str = "allreduce", **cluster) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["allreduce", "group-sync"])
-@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+@pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
 def test_a_ring_of_a_fixed_number_of_slots_trains(backend, algorithm):
     check(backend, algorithm)
     check(backend, algorithm, launcher="slots")
@@ -30,24 +30,12 @@ def test_flat_algorithms_have_no_ranks(backend):
     check(backend, "ddc-asgd", min_workers=1)
 
 
-@pytest.mark.feature("`group-sync` on PyTorch", area="Algorithms", status="refused")
-def test_groups_are_refused_on_pytorch():
-    expected = "'group-sync': expected Keras on 'tensorflow' or 'jax', .* Received: 'torch'. Take 'auto' or 'h-ps'"
-    with pytest.raises(CaptureError, match=expected):
-        check("torch", "group-sync")
-
-
-@pytest.mark.feature("Elastic rings on JAX", area="Algorithms", status="refused")
+@pytest.mark.feature("Elastic rings on JAX and PyTorch", area="Algorithms", status="refused")
+@pytest.mark.parametrize("backend", ["jax", "torch"])
 @pytest.mark.parametrize("limit", ["min_workers", "max_workers"])
-def test_elastic_rings_are_refused_on_jax(limit):
-    with pytest.raises(CaptureError, match="'jax', whose number is fixed. Take 'ddc-asgd' or 'bsp'"):
-        check("jax", **{limit: 2})
-
-
-@pytest.mark.feature("`allreduce` on PyTorch", area="Algorithms", status="refused")
-def test_rings_are_refused_on_pytorch():
-    with pytest.raises(CaptureError, match="Received: 'torch'. Take 'bsp', whose rounds give the same weights"):
-        check("torch")
+def test_elastic_rings_are_refused_elsewhere(limit, backend):
+    with pytest.raises(CaptureError, match=f"'{backend}', whose number is fixed. Take 'ddc-asgd' or 'bsp'"):
+        check(backend, **{limit: 2})
 
 
 @pytest.mark.parametrize(

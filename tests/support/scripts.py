@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import secrets
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+OTHER_BACKENDS = [name for name in ("jax", "torch") if importlib.util.find_spec(name)]
 NFDT = [sys.executable, "-m", "nfdt.cli"]
 DEADLINE_S = 240
 

@@ -15,8 +15,6 @@ TENSORFLOW = "tensorflow"
 TORCH = "torch"
 TRAINING = (TENSORFLOW, "jax", TORCH)
 """Backends on which workers train; shards run on TensorFlow."""
-RANKS = (TENSORFLOW, "jax")
-"""Backends on which ranks train; those of elastic rings run on the first."""
 VARIABLE = "KERAS_BACKEND"
 
 

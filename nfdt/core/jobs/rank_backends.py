@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nfdt.core.errors import CaptureError
-from nfdt.core.host.keras_backend import RANKS, TENSORFLOW, VARIABLE
+from nfdt.core.host.keras_backend import TENSORFLOW, VARIABLE
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.horovod_options import RingTuning
 from nfdt.core.specs.job import ClusterSpec
@@ -13,19 +13,11 @@ def check_ranks(algorithm: AlgorithmSpec, cluster: ClusterSpec, backend: str) ->
     """Refuse a job with ranks that cannot train on a backend of Keras.
 
     Raises:
-        CaptureError: the topology does not train on this backend, or with these options.
+        CaptureError: ranks do not train on this backend with these options.
     """
     if algorithm.topology_facts.flat or backend == TENSORFLOW:
         return
     remedy = f"or set {VARIABLE}={TENSORFLOW} before the script starts."
-    if backend not in RANKS:
-        other = "'auto' or 'h-ps' for machines that differ"
-        if not algorithm.topology_facts.grouped:
-            other = "'bsp', whose rounds give the same weights"
-        raise CaptureError(
-            f"algorithm={algorithm.name!r}: expected Keras on {' or '.join(map(repr, RANKS))}, on which ranks train. "
-            f"Received: {backend!r}. Take {other}, {remedy}"
-        )
     if cluster.elastic:
         raise CaptureError(
             "min_workers, max_workers, host_discovery_script: expected none for ranks on "

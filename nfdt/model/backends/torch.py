@@ -137,6 +137,10 @@ class TorchGradientStep(TrainingStep):
 
     def _compute(self, weights: Any, batch: PreparedBatch, version: int, share: float) -> GradientResult:
         _assign(weights, self.model, self._layout)
+        return self.on_present_weights(batch, version, share)
+
+    def on_present_weights(self, batch: PreparedBatch, version: int, share: float) -> GradientResult:
+        """Compute a gradient on the weights that the model has."""
         self._optimizer.begin_step(version)
         self._denominator.begin_step(1.0 / share)
         logs = flat_logs(self._run(batch.pytree), "train_step", _as_log)

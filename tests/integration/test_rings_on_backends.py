@@ -1,16 +1,16 @@
-"""Rings and groups of ranks on JAX, in real processes: as one process with the global batch, and after a loss."""
+"""Rings and groups of ranks on JAX and PyTorch, in real processes: as one process with the global batch, and after a loss."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.support.scripts import NFDT, answer
+from tests.support.scripts import NFDT, OTHER_BACKENDS, answer
 
 pytestmark = pytest.mark.processes
 
 HEAD = """
 import os
-os.environ["KERAS_BACKEND"] = "jax"
+os.environ["KERAS_BACKEND"] = "LIBRARY"
 import json
 import keras
 import nfdt
@@ -99,7 +99,7 @@ def train(epochs, **options):
     )
 
 print(json.dumps(dict(
-    measured=train(4, emulate={"step_ms": [20, 20, 100]}),
+    measured=train(4, emulate={"step_ms": [60, 60, 300]}),
     lost=train(4, groups="0,1;2", batch="fixed", emulate={"step_ms": [10, 10, 10], "fail": "1@4"}),
 )))
 """
@@ -107,13 +107,15 @@ print(json.dumps(dict(
 
 ALLREDUCE, ONE_GROUP = dict(algorithm="allreduce"), dict(algorithm="group-sync", groups="1", batch="fixed")
 PYTHON = (NFDT[0],)
+on_each_backend = pytest.mark.parametrize("backend", OTHER_BACKENDS)
 
 
-@pytest.mark.feature("`allreduce` on JAX, by Gloo", area="Algorithms")
+@pytest.mark.feature("`allreduce` on JAX and PyTorch, by Gloo", area="Algorithms")
+@on_each_backend
 @pytest.mark.parametrize("options", [ALLREDUCE, ONE_GROUP], ids=["ring", "group"])
 @pytest.mark.parametrize("losses", [("samples",), pytest.param(("sums", "counted"), marks=pytest.mark.long)])
-def test_two_ranks_on_jax_equal_one_process_with_the_global_batch(run_script, losses, options):
-    script = EQUAL.replace("LOSSES", repr(losses)).replace("OPTIONS", repr(options))
+def test_two_ranks_equal_one_process_with_the_global_batch(run_script, backend, losses, options):
+    script = EQUAL.replace("LIBRARY", backend).replace("LOSSES", repr(losses)).replace("OPTIONS", repr(options))
     found = answer(run_script(script, command=PYTHON))
     assert found.keys() == set(losses)
     for loss, got in found.items():
@@ -126,9 +128,10 @@ def test_two_ranks_on_jax_equal_one_process_with_the_global_batch(run_script, lo
         assert sorted(got["samples"]) == [2 * 48, 2 * 49]
 
 
-@pytest.mark.feature("`group-sync` on JAX, by Gloo", area="Algorithms")
-def test_groups_on_jax_are_formed_by_speed_and_go_on_without_one_that_is_lost(run_script):
-    found = answer(run_script(GROUPS, command=PYTHON))
+@pytest.mark.feature("`group-sync` on JAX and PyTorch, by Gloo", area="Algorithms")
+@on_each_backend
+def test_groups_are_formed_by_speed_and_go_on_without_one_that_is_lost(run_script, backend):
+    found = answer(run_script(GROUPS.replace("LIBRARY", backend), command=PYTHON))
     measured, lost = found["measured"], found["lost"]
     assert measured["groups"] == [[0, 1], [2]]
     assert measured["samples"] == 4 * 97
@@ -137,10 +140,12 @@ def test_groups_on_jax_are_formed_by_speed_and_go_on_without_one_that_is_lost(ru
     assert lost["steps"]["2"] > lost["steps"]["0,1"]
 
 
-@pytest.mark.feature("A rank on JAX is killed: the job ends and names it", area="Failures")
+@pytest.mark.feature("A rank on JAX or PyTorch is killed: the job ends and names it", area="Failures")
+@on_each_backend
 @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.long)], ids=["a rank", "the leader"])
-def test_a_rank_on_jax_that_is_killed_ends_the_job_and_is_named(run_script, rank):
-    found = answer(run_script(KILLED.replace("RANK", str(rank)), command=PYTHON))
+def test_a_rank_that_is_killed_ends_the_job_and_is_named(run_script, backend, rank):
+    script = KILLED.replace("LIBRARY", backend).replace("RANK", str(rank))
+    found = answer(run_script(script, command=PYTHON))
     assert f"ring of 2 ranks ended: rank {rank} is lost" in found["text"]
     assert "SIGKILL" in found["text"]
     assert found["seconds"] < 60
