@@ -1,4 +1,4 @@
-"""Rings and groups of ranks on JAX and PyTorch, in real processes: as one process with the global batch, and after a loss."""
+"""Rings and groups of ranks on JAX and PyTorch, in real processes: equal to one process, and after a loss."""
 
 from __future__ import annotations
 
