@@ -36,6 +36,7 @@ REGISTRIES = (
 ALLOWED = {
     ("hfdt/runtime/tensorflow_ranks.py", 'codec == "identity"'): "the compression of an allreduce, which is no codec",
     ("hfdt/runtime/jax_step.py", "FORMATS[codec]"): "the compression of an allreduce, which is no codec",
+    ("hfdt/runtime/torch_step.py", "FORMATS[codec]"): "the compression of an allreduce, which is no codec",
     ("hfdt/keras/compression.py", "wanted in named"): "the compression of an allreduce, which is no codec",
     ("hfdt/keras/compression.py", "named[wanted]"): "the compression of an allreduce, which is no codec",
     ("nfdt/planning/forecast.py", "ERRORS[name]"): "figures of the codecs among which the adaptive one chooses",
