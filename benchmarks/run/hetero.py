@@ -28,6 +28,7 @@ from nfdt.core.specs.presets import PRESETS
 BASE_S = 0.05  # the fastest worker's step: long enough for two cores to compute the work of eight workers
 CLUSTERS = {"1,1,4,4": (1, 1, 4, 4), "1..8": (1, 2, 3, 4, 5, 6, 7, 8)}
 SCALING = {f"{workers} x 200 ms": (4,) * workers for workers in (1, 2, 4, 8, 16)}
+NAMED = {**CLUSTERS, **SCALING}
 MAIN = "1,1,4,4"  # cluster of the ratios without a cluster's name
 TARGETS = {"fashion-mnist": 0.84, "digits": 0.95}
 TEST_SAMPLES = 2000
@@ -196,7 +197,7 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--peers", help="only these, as in allreduce,h-ps")
     parser.add_argument("--scaling", action="store_true", help="1 to 16 equal workers, steps of 200 ms, four presets")
-    parser.add_argument("--clusters", choices={**CLUSTERS, **SCALING}, action="append", help="only this one")
+    parser.add_argument("--clusters", choices=NAMED, action="append", help="only this one")
     parser.add_argument("--runs", type=int, help="of every row with every seed; default 1")
     parser.add_argument("--seeds", type=int, help="number of seeds that every row is trained with; default 1")
     parser.add_argument("--least-epochs", type=int, help="of a training, where the target is reached; default 4")
@@ -211,7 +212,7 @@ def main() -> None:
     if options.least_epochs:
         plan = replace(plan, goal=replace(plan.goal, least_epochs=options.least_epochs))
     if options.clusters:
-        plan = replace(plan, clusters={name: {**CLUSTERS, **SCALING}[name] for name in options.clusters})
+        plan = replace(plan, clusters={name: NAMED[name] for name in options.clusters})
     report = Report("hetero", list(seeds), also=packages())
     wanted = not options.quick and bool({PSS, MWMS} & set(peers))
     run(report, plan, options.data_dir, python_of_keras2(install=wanted))
