@@ -83,12 +83,11 @@ class TorchRanks(Communicator):
             ServerUnreachable: The ranks did not find each other.
         """
         rank, size = assignment.rank, int(assignment.environment["HOROVOD_SIZE"])
-        sockets, options = RankSockets(), dist.ProcessGroupGloo._Options()
-        interface = interface_of(assignment.host or LOOPBACK)
-        options._devices, options._timeout = [dist.ProcessGroupGloo.create_device(interface=interface)], WAIT
+        sockets = RankSockets()
+        os.environ["GLOO_SOCKET_IFNAME"] = interface_of(assignment.host or LOOPBACK)
         try:
             with sockets.recorded():
-                ranks = cls(rank, size, dist.ProcessGroupGloo(RendezvousStore(exchange), rank, size, options))
+                ranks = cls(rank, size, dist.ProcessGroupGloo(RendezvousStore(exchange), rank, size, timeout=WAIT))
                 ranks.gather(b"")
         except RuntimeError as error:
             raise ServerUnreachable(f"Rank {rank} could not join the other ranks: {error}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nfdt.chaos.accounting import counting_script, length_for
+from nfdt.chaos.accounting import counting_options, counting_script, length_for
 from nfdt.chaos.report import make_report
 from nfdt.chaos.schedule import parse_schedule, plan_faults
 from nfdt.chaos.trial import local_trial
@@ -79,6 +79,8 @@ AsynchronousMode._use = use
 def run(tmp_path, schedule):
     """Train the counting model under a schedule; return the report and the jobs."""
     plan = parse_schedule(schedule)
+    cluster = plan.cluster.model_copy(update={"options": counting_options(plan.cluster.options)})
+    plan = plan.model_copy(update={"cluster": cluster})
     script, counts = tmp_path / "script.py", tmp_path / "counts.json"
     script.write_text(counting_script(counts, **length_for(plan_faults(plan))))
     record = local_trial(plan, [str(script)], tmp_path / "trial").run()
