@@ -122,6 +122,8 @@ class Coordinator(EpochSequence):
             return
         self._decisions.left(worker)
         requeued = sum(run.current.lost(worker) for run in self._runs)
+        if self.early is not None:
+            self.early.lost(worker)
         if not member.released:
             self._effects.emit("worker_lost", worker=worker, reason=reason, requeued=requeued)
         doubtful = [task for run in self._runs for task in run.training.book.doubtful(worker)]
@@ -172,7 +174,7 @@ class Coordinator(EpochSequence):
 
     def renew(self, spec: JobSpec, sizes: LocalSizes | None) -> None:
         """Continue the job after :meth:`retire_all` with another preset and the workers of the specification."""
-        self._planner.spec = spec
+        self._planner.spec, self.early = spec, None
         self._decisions.renew(spec, sizes)
         self.expect(spec.cluster.workers)
 
@@ -195,7 +197,7 @@ class Coordinator(EpochSequence):
 
     def plan_with(self, spec: JobSpec) -> None:
         """Change the batch sizes of the epochs that begin from now on."""
-        self._planner.spec = spec
+        self._planner.spec, self.early = spec, None
 
     def next(self, worker: str, report: Report | None = None) -> Instruction:
         """Process a worker's report (None: only a new request) and return its next instruction.
@@ -216,7 +218,7 @@ class Coordinator(EpochSequence):
         if report and report.busy:  # a heartbeat: it must not be answered with work, which nobody would execute
             return self.ended or Wait()
         if report:
-            member.in_flight, member.overtaken = report.in_flight, False
+            member.in_flight, member.early, member.overtaken = report.in_flight, report.early, False
         if report and report.supply and self._planner.dataset is not None:
             self._planner.dataset.report(worker, report.supply)
         if report:
@@ -250,7 +252,7 @@ class Coordinator(EpochSequence):
                 return replace(instruction, ahead=self.ahead is not None)
             if not isinstance(instruction, Wait):
                 return instruction
-        return Wait()
+        return self.compute_early(member, now)
 
     def take_rows(self, worker: str, iteration: int, pass_index: int, number: int) -> range | None:
         """Give a worker rows of a dataset that workers run; None: no rows are left for it."""

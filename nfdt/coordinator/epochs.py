@@ -6,15 +6,17 @@ from collections import Counter
 from dataclasses import dataclass
 
 from nfdt.coordinator.decisions import Decisions
+from nfdt.coordinator.early_tasks import EarlyTasks
 from nfdt.coordinator.effect_queue import EffectQueue
 from nfdt.coordinator.epoch_plan import EpochPlanner
 from nfdt.coordinator.epoch_run import EpochRun
-from nfdt.coordinator.membership import Membership
+from nfdt.coordinator.membership import Member, Membership
 from nfdt.coordinator.training import Gate, TrainingPhase
 from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.clock import Clock
 from nfdt.core.errors import ProtocolError
-from nfdt.core.work.instructions import BeginEpoch, EpochDone, Failed, Leave, TrainingDone
+from nfdt.core.work.instructions import BeginEpoch, EpochDone, Failed, Leave, TrainingDone, Wait, Work
+from nfdt.schedulers.local_steps import LocalStepSizes
 from nfdt.schedulers.sources import FedTasks
 
 MOST_BYTES = 2**30
@@ -108,6 +110,7 @@ class EpochSequence:
         run: The current epoch; None between two epochs.
         ahead: The next epoch, which workers train while the current one is validated, or its client has not permitted
             the next; None: it has not begun. It becomes the current one, or is dropped without a trace.
+        early: Tasks of the next epoch that workers compute before it begins; None: nobody has begun any.
         passed: Whether the shards have more than the end of the last epoch, though no other is permitted.
         ended: Last instruction of every worker, once the job has ended.
         suspended: Whether the shards are lost and not restored yet: there are no transitions.
@@ -133,6 +136,8 @@ class EpochSequence:
         self._feed = StreamFeed(planner)
         self.run: EpochRun | None = None
         self.ahead: EpochRun | None = None
+        self.early: EarlyTasks | None = None
+        self._begins_early = spec.cluster.epoch_overlap
         self.passed = self._may_overlap = False
         self.ended: Leave | None = None
         self.suspended = self.quiesced = False
@@ -246,7 +251,11 @@ class EpochSequence:
         """Plan an epoch for the workers that are ready, who begin with the shared state."""
         workers = self._members.ready_names()
         parts = self._decisions.policy.round_parts(len(workers))
-        planned = self._planner.begin(epoch, parts, workers, self._feed.tasks, self._decisions.speeds.sizes)
+        early, self.early = self.early, None
+        if early is not None:
+            planned = early.adopt()
+        else:
+            planned = self._planner.begin(epoch, parts, workers, self._feed.tasks, self._decisions.speeds.sizes)
         begin = BeginEpoch(epoch, self.merger.encoded, planned.order_crc, iteration=planned.iteration, ahead=ahead)
         if self.quiesced:
             planned.book.quiesce()
@@ -258,8 +267,36 @@ class EpochSequence:
         self._position = self._planner.position
         self.ahead, self._ahead_at, self.passed = self._run_of(self.epoch + 1, ahead=True), self._clock.now(), True
 
+    def compute_early(self, member: Member, now: float) -> Work | Wait:
+        """Return tasks of the next epoch for a worker that waits for the end of the current one, or Wait."""
+        sizes = self._decisions.speeds.sizes
+        if member.epoch != self.epoch or not isinstance(sizes, LocalStepSizes) or not self._may_compute_early:
+            return Wait()
+        if self.early is None:
+            overlap = self._decisions.plan.overlap
+            self.early = EarlyTasks(self._planner, self.epoch + 1, self._members.ready_names(), sizes, overlap)
+        return self.early.instruct(member, now)
+
+    @property
+    def _may_compute_early(self) -> bool:
+        """Whether the next epoch certainly follows, on the weights of the end of this one.
+
+        Alone, a worker trains exactly as Keras does. Where it validates, it begins the next epoch on other weights.
+        """
+        spec, run = self._planner.spec, self.run
+        if run is None or run.closes or self.ahead is not None or self._stopping or not self._gate.open:
+            return False
+        follows = self.epoch + 1 < spec.fit.epochs and self._planner.validation(self.epoch) is None
+        independent = self._decisions.policy.facts.independent and len(self._members) > 1
+        return follows and independent and spec.train.sized and self._begins_early
+
+    def forgo_early(self) -> None:
+        """Begin no task of an epoch before it from now on, and forget those that have begun."""
+        self.early, self._begins_early = None, False
+
     def drop_ahead(self) -> None:
         """Drop the epoch that has begun ahead: the shards go back to the end of the one before."""
+        self.early = None
         if self.ahead is not None:
             self._planner.position = self._position
             for member in self._members.in_epoch(self.ahead.epoch):

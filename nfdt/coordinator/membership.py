@@ -21,6 +21,7 @@ class Member:
         leased_at: Time at which it begins the tasks that it holds: when it got them, or when it is free.
         free_at: Time at which it has finished the task that it computed at its last report, or that of the report.
         in_flight: Numbers of the held tasks that it has begun; they are not sent again.
+        early: Number of rows that it has computed of its first task of the next epoch: all it held before is pushed.
         pulls: Whether it pulls weights before it begins the tasks it holds, and after them.
         released: Whether it may leave; its end is then not reported as a loss.
         heard_at: Time of the last sign of life of its process; None where processes give none.
@@ -36,6 +37,7 @@ class Member:
     leased_at: float = 0.0
     free_at: float = 0.0
     in_flight: frozenset[int] = frozenset()
+    early: int = 0
     pulls: tuple[bool, bool] = (False, False)
     released: bool = False
     heard_at: float | None = None
@@ -44,7 +46,7 @@ class Member:
 
     def is_late(self, expected_s: float | None, now: float) -> bool:
         """Whether others may take the tasks that it holds, which were expected to take so long; None: unknown."""
-        return self.suspected or now > self.late_at(expected_s)
+        return self.suspected or (not self.early and now > self.late_at(expected_s))
 
     def late_at(self, expected_s: float | None) -> float:
         """Return the time after which it is late, unless it is suspected before."""
@@ -143,7 +145,7 @@ class Membership:
     def interrupted(self, now: float) -> None:
         """Restart every timeout, and forget the tasks that were begun: the shards were away."""
         for member in self._members.values():
-            member.seen_at, member.in_flight = now, frozenset()
+            member.seen_at, member.in_flight, member.early = now, frozenset(), 0
         self.alone_since = None if self._members else now
 
     def may_begin(self, now: float, start_timeout_s: float) -> bool:

@@ -146,7 +146,11 @@ class Recovery(FailoverMachine):
         return self._suspend(part, how)
 
     def roll_back(self) -> bool:
-        """Let the shards go back to the end of the last epoch, if the next one is ahead; return whether it was."""
+        """Let the shards go back to the end of the last epoch, if the next one is ahead; return whether it was.
+
+        Something has changed before the next epoch: from now on none begins early.
+        """
+        self._epochs.forgo_early()
         return self._epochs.ahead is not None and self._suspend("", "") is not None
 
     def _suspend(self, part: str, how: str) -> Seek | Fail | None:

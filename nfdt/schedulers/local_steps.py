@@ -15,6 +15,7 @@ FIRST_STEPS = 16  # of local_steps='auto', before a step and a push are measured
 EXCHANGE_SHARE = 0.1  # of a worker's time, in which a push may be on its way
 ROUNDING = 1e-9  # rounding error by which a division may fall below a whole number
 RECENT = 5  # tasks and pushes whose median counts
+EARLY_S = 1.0  # of computation, after which a worker asks whether the next epoch has begun
 LEAST_SHARE = 8  # a task at the end of an epoch has at least this part of a worker's steps
 
 
@@ -82,6 +83,16 @@ class LocalStepSizes(LocalSizes):
             if busy and name != worker
         )
         return 0 if any(other < done_s for other in sooner) else self.reference * self._least(worker)
+
+    def early_rows(self, worker: str) -> int:
+        """Return the rows of the next epoch that a worker computes in about :data:`EARLY_S`.
+
+        0: it only waits for the end of the epoch, as its speed is unknown, or a push takes no longer than a step.
+        """
+        step_s = self._step_s.get(worker)
+        if step_s is None or self._push_s(worker) <= step_s:
+            return 0
+        return self.reference * max(1, round(EARLY_S / step_s))
 
     def _push_s(self, worker: str) -> float:
         """Return the seconds of a worker's push with its reply; 0: unknown."""

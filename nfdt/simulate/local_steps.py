@@ -12,6 +12,7 @@ import numpy as np
 from nfdt.core.arrays.layout import Array
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.tasks import Task
+from nfdt.model.training.metric_states import merge_metric_states
 from nfdt.simulate.events import ActivitySteps
 from nfdt.simulate.worker import SimulatedWorker
 from nfdt.transport.base import Pulled
@@ -45,25 +46,31 @@ class LocalStepWorker(SimulatedWorker):
     def execute(self, instruction: ins.Instruction) -> ins.Report:
         """Execute an instruction; an evaluation uses other weights, so that the next step begins with new ones."""
         if isinstance(instruction, ins.Evaluate):
-            self._own.forget()
+            self.forget()
         return super().execute(instruction)
 
     def compute(self, task: Task, held: Pulled) -> ActivitySteps:
         """Make the steps of a task, one after the other."""
         self._own.follow(held)
-        done, seconds, samples = 0, 0.0, 0
+        done, seconds, samples, counted = 0, 0.0, 0, list[bytes]()
         for part in self.trainer.batches_of(task):
             for sent in self.pipeline.take_arrived() if done else ():
                 self._loop.answered(sent)
                 self._own.follow(self.pipeline.weights())
             step = yield from super().compute(part, Pulled(self._vector.weights, (self.trainer.position_of(part),)))
+            counted.append(self._counted_apart)
             self._vector.weights = self._vector.weights - step.gradient
             self._own.stepped()
             done, seconds, samples = done + 1, seconds + step.seconds, samples + step.samples
+        self._counted_apart = merge_metric_states(counted)
         planned = self.spec.train.planned is not None
         return replace(
             step, gradient=None, denominator=0.0, seconds=seconds, samples=samples, batches=done, due=planned
         )
+
+    def forget(self) -> None:
+        """Go on from the weights of the last reply."""
+        self._own.forget()
 
     def difference(self, held: Array) -> Array:
         """Return what the steps since the last push have changed."""

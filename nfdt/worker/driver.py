@@ -117,6 +117,9 @@ class LoopDriver:
     def difference(self, held: Array) -> Any:
         """Return pulled weights less those after the steps that pushed nothing, shape ``(P,)``."""
 
+    def forget(self) -> Any:
+        """Go on from the weights of the last reply, without the steps that pushed nothing."""
+
     def overlap(self, step: Step, following: Task | None) -> Any:
         """Use the time in which the push of a step travels: prepare the following task, or that of the next lease."""
 

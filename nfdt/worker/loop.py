@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from types import MappingProxyType
 from typing import Any
@@ -22,7 +22,7 @@ from nfdt.core.work import instructions as ins
 from nfdt.core.work.spans import COMPUTE, END_OF_EPOCH, EVALUATE, EXCHANGE, LEASE, LEASES
 from nfdt.core.work.statistics import WorkerStatistics
 from nfdt.core.work.tasks import Task
-from nfdt.model.training.metric_states import numbers
+from nfdt.model.training.metric_states import merge_metric_states, numbers
 from nfdt.worker.driver import LoopDriver, Step, Want
 from nfdt.worker.pipeline import ShardsMoved
 
@@ -82,6 +82,27 @@ class TaskTimes:
         return {task: time for task, time in times.items() if time.compute_s + time.exchange_s > 0}
 
 
+@dataclass(frozen=True)
+class EarlyPart:
+    """Part of a task of the next epoch, from its first row on, that a worker has computed before this epoch ends."""
+
+    task: int
+    start: int
+    rows: int = 0
+    samples: int = 0
+    batches: int = 0
+    seconds: float = 0.0
+
+    def begins(self, task: Task) -> bool:
+        """Whether this is the beginning of a task, of which more is left."""
+        return (self.task, self.start) == (task.task, task.start) and task.start + self.rows < task.stop
+
+    def with_step(self, rows: int, step: Step) -> EarlyPart:
+        """Return this part and the rows of one more step."""
+        rows, samples, batches = self.rows + rows, self.samples + step.samples, self.batches + step.batches
+        return EarlyPart(self.task, self.start, rows, samples, batches, self.seconds + step.seconds)
+
+
 class WorkerLoop:
     """Loop of one worker in one job, until the instruction to leave.
 
@@ -108,9 +129,11 @@ class WorkerLoop:
         self._finished: list[tuple[Task, int]] = []  # not reported yet
         self._unpushed: list[tuple[Task, int]] = []  # of the steps whose result has not been sent
         self._unpushed_s = 0.0  # of computation, in these steps
+        self._early: EarlyPart | None = None
         self._apart: dict[int, bytes] = {}  # metrics of tasks that are not reported yet, and count apart
         self._metrics_after = -np.inf  # time from which another state of the metrics may be taken
         algorithm, consistency = driver.spec.algorithm, driver.spec.algorithm.consistency_facts
+        self._has_own_steps = algorithm.exchange_facts.local
         # Where others take over the tasks of a late worker, its metrics must be known until then.
         self._reports_metrics = algorithm.topology_facts.flat and not (consistency.synchronous or consistency.bounded)
         self._asked_ahead = False
@@ -158,7 +181,8 @@ class WorkerLoop:
         report = replace(report, finished=tuple(samples), samples=samples, times=self._times.taken(samples))
         if samples:
             report = self._counted(report)
-        return replace(report, epoch=self._epoch, logs=self._logs, in_flight=in_flight)
+        early = 0 if self._early is None else self._early.rows
+        return replace(report, epoch=self._epoch, logs=self._logs, in_flight=in_flight, early=early)
 
     def _counted(self, report: ins.Report) -> ins.Report:
         """Add the metrics of finished tasks to a report."""
@@ -178,6 +202,8 @@ class WorkerLoop:
             return ins.Report()
         if isinstance(instruction, ins.MoveShards):
             return (yield self._driver.execute, instruction)
+        if isinstance(instruction, ins.Evaluate):  # on other weights
+            yield from self._forget_early()
         yield from self._await_replies(0)
         match instruction:
             case ins.Wait():
@@ -205,13 +231,14 @@ class WorkerLoop:
         """Drop everything done with the shards before; return an empty report."""
         self._pipeline.drop()
         self._times = TaskTimes(self._clock)
-        self._finished, self._unpushed, self._unpushed_s, self._apart = [], [], 0.0, {}
+        self._finished, self._unpushed, self._unpushed_s, self._apart, self._early = [], [], 0.0, {}, None
         self._asked_ahead, self._validated = False, None
         yield (self._driver.move,)
         return ins.Report()
 
     def _on_work(self, work: ins.Work) -> Generator[Want, Any, None]:
         logs: Mapping[str, Any] = {}
+        early, tasks = work.epoch != self._epoch and self._has_own_steps, work.tasks
         overlap = min(work.overlap, self._spec.algorithm.overlap)
         if work.untrained:
             yield self._driver.execute, work
@@ -220,8 +247,10 @@ class WorkerLoop:
             yield from self._await_replies(0)
             self._pipeline.discard_weights()
         self._times.begin(self.statistics.compute_s)
-        yield self._driver.prepare, work.tasks
-        for task, following in zip(work.tasks, (*work.tasks[1:], None), strict=True):
+        if self._early is not None and not any(map(self._early.begins, tasks)):
+            yield from self._forget_early()
+        yield self._driver.prepare, tuple(map(self._rest_of, tasks))
+        for task, following in zip(tasks, (*tasks[1:], None), strict=True):
             if self._driver.stopped() or self._driver.moved():
                 return  # nothing of this work counts
             if self._driver.ending() or self._times.over(work.budget_s):
@@ -229,15 +258,21 @@ class WorkerLoop:
             if following is None and work.look_ahead:
                 self._asked_ahead = True
                 yield self._driver.ask_ahead, self._filled(ins.Report(), task.task)
-            if work.apart:
+            apart = work.apart or early or self._rest_of(task) != task
+            if apart:
                 self._driver.begin_apart()
-            step = yield from self._train_on(task, want_weights=not work.no_weights)
+            step = yield from self._train_on(task, want_weights=not work.no_weights, early=early)
             yield self._driver.overlap, step, following
-            if work.apart:
-                self._apart[task.task] = self._driver.end_apart()
+            if apart:
+                before = self._apart.get(task.task, b"")
+                self._apart[task.task] = merge_metric_states([before, self._driver.end_apart()])
+            if early:  # the epoch waits for the reply, which is not needed here yet
+                self._pipeline.take_arrived()
             yield from self._await_replies(overlap)
             self._times.spent(task.task, self.statistics.compute_s)
             logs = step.logs
+        if early:
+            return
         if self._unpushed:  # what is reported as finished must be on the shards
             last, _ = self._unpushed[-1]
             yield from self._await_replies(0)
@@ -246,22 +281,44 @@ class WorkerLoop:
             self._times.spent(last.task, self.statistics.compute_s)
         self._logs = numbers(logs)
 
-    def _train_on(self, task: Task, *, want_weights: bool) -> Generator[Want, Any, Step]:
-        """Compute a gradient and send it."""
+    def _rest_of(self, task: Task) -> Task:
+        """Return the part of a task that was not computed early."""
+        early = self._early
+        return task if early is None or not early.begins(task) else replace(task, start=task.start + early.rows)
+
+    def _forget_early(self) -> Generator[Want, Any, None]:
+        """Forget what was computed early: its task is computed again, here or elsewhere."""
+        early, self._early = self._early, None
+        if early is not None:
+            yield from self._await_replies(0)
+            self._times.taken([early.task])
+            self._apart.pop(early.task, None)
+            yield (self._driver.forget,)
+
+    def _train_on(self, task: Task, *, want_weights: bool, early: bool) -> Generator[Want, Any, Step]:
+        """Compute a gradient and send it, or make steps; those of a part that is ``early`` are pushed with the rest."""
         statistics, clock, span = self.statistics, self._clock, self._span
         began = clock()
         if not self._pipeline.holds_weights:
             yield (self._driver.pull,)
         held = self._pipeline.weights()
         pulled = clock()
-        step: Step = yield self._driver.compute, task, held
+        part = self._rest_of(task)
+        step: Step = yield self._driver.compute, part, held
         computed, waited = clock(), 0.0
-        self._unpushed.append((task, step.samples))
-        self._unpushed_s += step.seconds
+        before = self._early if self._early is not None and self._early.begins(task) else None
+        done = (before or EarlyPart(task.task, task.start)).with_step(part.stop - part.start, step)
+        if early:
+            self._early = done
+        else:
+            self._early = None if before is not None else self._early
+            self._unpushed.append((task, done.samples))
+            self._unpushed_s += done.seconds
+            self.epoch_steps += done.batches
         if step.gradient is not None:
             self._send(step.gradient, step.denominator, want_weights=want_weights)
             step.gradient = None  # the next one is computed without it in memory
-        elif step.due:
+        elif step.due and not early:
             yield from self._await_replies(0)
             waited = clock() - computed  # counted there
             yield from self._push_difference()
@@ -273,7 +330,6 @@ class WorkerLoop:
         span(EXCHANGE, computed, sent, task.task)
         statistics.samples += step.samples
         statistics.steps += step.batches
-        self.epoch_steps += step.batches
         return step
 
     def _push_difference(self) -> Generator[Want, Any, None]:

@@ -255,8 +255,7 @@ class Worker(LoopDriver):
 
     def _evaluated(self, request: ins.Evaluate, held: Pulled) -> ins.Evaluated:
         """Evaluate the model on pulled weights; a job that predicts may leave out the last tasks."""
-        if self._own is not None:
-            self._own.forget()
+        self.forget()
         job, source = self._job, self._job.validation
         job.load_untrained(request.untrained)
         job.begin_validation(request.epoch)
@@ -310,8 +309,7 @@ class Worker(LoopDriver):
         """Connect to the shards announced last."""
         self.await_ahead()
         self._batch = self._requested = None
-        if self._own is not None:
-            self._own.forget()
+        self.forget()
         self._client.move()
         logger.info("%s continues with the restored shards, incarnation %d", self._name, self._client.incarnation)
 
@@ -393,6 +391,11 @@ class Worker(LoopDriver):
         assert self._own is not None, "only such steps push nothing"
         self._own.follow(self.pipeline.weights())
         return self._own.difference()
+
+    def forget(self) -> None:
+        """Go on from the weights of the last reply, without the steps that pushed nothing."""
+        if self._own is not None:
+            self._own.forget()
 
     def _gradient(self, task: Task, held: Pulled) -> Step:
         batch, is_first = self._prepared(task), not self._loop.statistics.steps

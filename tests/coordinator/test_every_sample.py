@@ -18,8 +18,9 @@ ALGORITHMS = [
     ("n-softsync", {}),
     ("bsp", {}),
     ("asgd", {"overlap": 2}),
+    ("local-ddc", {"local_steps": 4}),
 ]
-IDS = ["free", "free-static", "ssp", "ssp0-static", "softsync", "bsp", "overlap2"]
+IDS = ["free", "free-static", "ssp", "ssp0-static", "softsync", "bsp", "overlap2", "local"]
 BY_SPEED = [
     ("asgd", {"tasks": "proportional"}),
     ("asgd", {"tasks": "finish-together"}),

@@ -70,12 +70,19 @@ class LatePush:
 
 
 class LateShards:
-    """Client of shards of one weight, which answer no push before somebody waits for it."""
+    """Client of shards of one weight, which answer no push before somebody waits for it.
+
+    ``pushed`` takes the numbers of the tasks of each push.
+    """
+
+    def __init__(self, pushed):
+        self._pushed = pushed
 
     def pull(self, *, exact=True, kept=False):
         return Pulled(np.zeros(1, np.float32), (0,))
 
-    def begin_push(self, gradient, **options):
+    def begin_push(self, gradient, *, tasks, **options):
+        self._pushed(tasks)
         weights = np.zeros(1, np.float32) if options["want_weights"] else None
         return LatePush(Pushed(weights, (0,), 0, True))
 
@@ -89,9 +96,9 @@ class SimulatedWorker(LoopDriver):
     def __init__(self, cluster, name, index):
         self.cluster, self.name, self.index = cluster, name, index
         self.instruction = None
-        self.epoch, self.samples, self.begun = 0, 0, []
+        self.epoch, self.samples, self.begun, self._computed = 0, 0, [], {}
         self._now = 0.0  # its own clock, which passes as it computes
-        super().__init__(cluster.spec, LateShards())
+        super().__init__(cluster.spec, LateShards(self._pushed))
         self._loop = WorkerLoop(self, lambda: self._now)
         self._wants = self._loop.run()
         _, self.report = next(self._wants)
@@ -123,20 +130,37 @@ class SimulatedWorker(LoopDriver):
         if isinstance(instruction, Leave):
             return
         if isinstance(instruction, Work):
-            assert instruction.epoch == self.epoch
+            assert instruction.epoch in (self.epoch, self.epoch + self._local)
             instruction = replace(instruction, look_ahead=False)
         wanted, *arguments = self._wants.send(instruction)
         while wanted != self.ask:
             wanted, *arguments = self._wants.send(wanted(*arguments))
         (self.report,) = arguments
 
+    @property
+    def _local(self):
+        return self.spec.algorithm.exchange_facts.local
+
     def compute(self, task, held):
-        self.cluster.trained[self.epoch].update(self.cluster.rows(task))
-        self.cluster.pushes.append((self.name, task))
-        self.samples += task.samples
+        self._computed.setdefault(task.task, []).append(task)
+        samples = task.stop - task.start or task.samples
+        self.samples += samples
         time = self.cluster.time_of(self, task)
         self._now += time.compute_s + time.exchange_s
-        return Step(np.zeros(1, np.float32), task.samples, {"loss": np.float64(self.index)}, time.compute_s)
+        gradient = None if self._local else np.zeros(1, np.float32)
+        return Step(gradient, samples, {"loss": np.float64(self.index)}, time.compute_s)
+
+    def difference(self, held):
+        return np.zeros(1, np.float32)
+
+    def forget(self):
+        self._computed.clear()
+
+    def _pushed(self, tasks):
+        for parts in (self._computed.pop(task) for task in tasks if task in self._computed):
+            whole = replace(parts[0], stop=parts[-1].stop, samples=parts[-1].samples)
+            self.cluster.trained[self.epoch].update(self.cluster.rows(whole))
+            self.cluster.pushes.append((self.name, whole))
 
     def metrics(self):
         return dump_arrays({"sum/0": np.array(float(self.samples))})

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
 from nfdt.core.errors import ServerUnreachable
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.core.work import instructions as ins
@@ -22,18 +23,23 @@ OVERLAP = 2
 STOP, END, MOVE, LOSE = "stop", "end", "move", "lose the server"
 
 
-def job():
+def job(preset="asgd"):
     return JobSpec(
         program="0" * 64,
-        algorithm=resolve_algorithm("asgd", overlap=OVERLAP),
+        algorithm=resolve_algorithm(preset, overlap=OVERLAP),
         cluster=ClusterSpec(workers=1),
         fit=FitSpec(epochs=1, batch_size=1),
         train=DataSpec(kind="arrays", samples=100),
     )
 
 
-def work(*tasks, **options):
-    return ins.Work(0, tuple(Task(task, task, task + 1) for task in tasks), **options)
+def work(*tasks, epoch=0, **options):
+    return ins.Work(epoch, tuple(Task(task, task, task + 1) for task in tasks), **options)
+
+
+def counted_in(metrics):
+    """Return the tasks in a state of a driver's metrics."""
+    return set(load_arrays(metrics)["each/task"].tolist())
 
 
 @dataclass
@@ -86,10 +92,11 @@ class Driver(LoopDriver):
     incarnation = 0
 
     def __post_init__(self):
-        super().__init__(job(), Shards(self))
+        super().__init__(job("asgd" if self.due is None else "local-ddc"), Shards(self))
         self.wanted, self.computed, self.flying, self.pushed, self.reported = [], [], [], [], []
         self.unpushed, self.ahead, self.last_begun = [], None, None
         self.metered, self.others, self.aparts = [], None, set()
+        self.parts, self.early = [], []
         self.loop = WorkerLoop(self, lambda: float(len(self.wanted)))
 
     def run(self):
@@ -125,7 +132,7 @@ class Driver(LoopDriver):
         return self.moves
 
     def metrics(self):
-        return bytes(self.metered)
+        return dump_arrays({"each/task": np.array(self.metered)}) if self.metered else b""
 
     def begin_apart(self):
         self.others, self.metered = self.metered, []
@@ -137,6 +144,7 @@ class Driver(LoopDriver):
     # ---- the wants
 
     def ask(self, report):
+        self.early.append(report.early)
         self.check(report)
         return self.instructions.pop(0) if self.instructions else ins.Leave("done")
 
@@ -156,6 +164,7 @@ class Driver(LoopDriver):
         assert not self.unpushed or self.due is not None, "a step whose gradient was not pushed"
         assert len(self.pipeline.in_flight) <= OVERLAP
         self.computed.append(task.task)
+        self.parts.append((task.task, task.start, task.stop))
         self.metered.append(task.task)
         self.flying.append(len(self.pipeline.in_flight))
         self.unpushed.append(task.task)
@@ -165,6 +174,10 @@ class Driver(LoopDriver):
 
     def difference(self, held):
         return np.ones(1, np.float32)
+
+    def forget(self):
+        assert not self.pipeline.in_flight
+        self.unpushed = []
 
     def execute(self, instruction):
         assert isinstance(instruction, ins.Work | ins.MoveShards) or not self.pipeline.in_flight
@@ -187,17 +200,19 @@ class Driver(LoopDriver):
         assert not begun or self.last_begun in report.in_flight
         assert self.moves or sorted([*self.reported_here, *report.finished, *in_flight]) == self.pushed_here
         assert set(report.times) <= set(report.samples) == set(report.finished)
-        assert begun or not self.unpushed or self.moves, "work that is reported as finished is not on the shards"
+        assert begun or report.early or not self.unpushed or self.moves, (
+            "work that is reported as finished is not on the shards"
+        )
         self.reported += [(self.incarnation, task) for task in report.finished]
         self.check_metrics(report)
 
     def check_metrics(self, report):
         """Check that a report's metrics count what was reported and what it names, and each task that counts apart."""
-        assert report.apart == {task: bytes([task]) for task in report.apart}
+        assert all(counted_in(metrics) == {task} for task, metrics in report.apart.items())
         self.aparts |= report.apart.keys()
         if report.metrics and not self.incarnation:
             whole = {task for _, task in self.reported} | report.counted
-            assert {*report.metrics} == whole - self.aparts
+            assert counted_in(report.metrics) == whole - self.aparts
 
     @property
     def pushed_here(self):
@@ -252,6 +267,36 @@ def test_tasks_that_another_worker_may_count_are_counted_apart(overlap):
     assert driver.metered == [0, 1, 4]
 
 
+BEGIN, COLLECT, NEXT = ins.BeginEpoch(0, b"", 0), ins.CollectState(0, over=True), ins.BeginEpoch(1, b"", 0, ahead=True)
+EARLY = [ins.Work(1, (Task(5, 10, stop),), overlap=1) for stop in (12, 13)]
+WHOLE = Task(5, 10, 14)
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_a_part_of_a_task_is_computed_before_its_epoch_and_pushed_with_the_rest(overlap):
+    own, whole = work(0, overlap=overlap), ins.Work(1, (WHOLE, Task(7, 14, 15)))
+    driver = Driver([BEGIN, own, *EARLY, COLLECT, NEXT, whole], due=[True] * 5)
+    driver.run()
+    assert driver.parts == [(0, 0, 1), (5, 10, 12), (5, 12, 13), (5, 13, 14), (7, 14, 15)]
+    assert [push.tasks for push in driver.pushed] == [(0,), (5,), (7,)]
+    assert driver.early == [0, 0, 0, 2, 3, 3, 3, 0]
+    assert driver.aparts == {5}
+    assert driver.loop.epoch_steps == 4
+
+
+@pytest.mark.parametrize(
+    "between",
+    [[work(1)], [COLLECT, NEXT, work(8, epoch=1)], [COLLECT, ins.Evaluate(0, (Task(0, 0, 1),), b"")]],
+    ids=["of the epoch", "other tasks", "evaluation"],
+)
+def test_what_was_computed_early_is_forgotten_if_something_else_comes_before(between):
+    driver = Driver([BEGIN, work(0), EARLY[0], *between, NEXT, ins.Work(1, (WHOLE,))], due=[True] * 5)
+    driver.run()
+    assert [part for part in driver.parts if part[0] == 5] == [(5, 10, 12), (5, 10, 14)]
+    assert [task for push in driver.pushed for task in push.tasks].count(5) == 1
+    assert not driver.aparts
+
+
 def test_steps_count_from_the_state_that_a_worker_was_given():
     driver = Driver([ins.BeginEpoch(0, b"", 0), work(0, 1), work(2, untrained=b"state")])
     driver.run()
@@ -279,9 +324,9 @@ MOVE_SHARDS = ins.MoveShards("job", 1, (), "token")
     [
         ([work(0), work(1)], 1),
         ([work(0), work(1, pull=True)], 2),
-        ([work(0), ins.BeginEpoch(1, b"", 0), work(1)], 2),
-        ([work(0), ins.CollectState(0, over=True), ins.BeginEpoch(1, b"", 0), work(1)], 2),
-        ([work(0), ins.CollectState(0, over=True), ins.BeginEpoch(1, b"", 0, ahead=True), work(1)], 1),
+        ([work(0), ins.BeginEpoch(1, b"", 0), work(1, epoch=1)], 2),
+        ([work(0), COLLECT, ins.BeginEpoch(1, b"", 0), work(1, epoch=1)], 2),
+        ([work(0), COLLECT, NEXT, work(1, epoch=1)], 1),
         ([EVALUATE, EVALUATE], 1),
         ([work(0), EVALUATE, EVALUATE, ins.CollectState(0), work(1)], 3),
         ([EVALUATE, MOVE_SHARDS, EVALUATE], 2),
@@ -351,8 +396,8 @@ LEASES = st.tuples(TASKS, OPTIONS)
 OTHERS = st.sampled_from(
     [
         ins.Wait(),
-        ins.BeginEpoch(0, b"", 0),
-        ins.BeginEpoch(0, b"", 0, ahead=True),
+        BEGIN,
+        NEXT,
         ins.CollectState(0),
         ins.CollectState(0, over=True),
         EVALUATE,
@@ -367,12 +412,13 @@ OTHERS = st.sampled_from(
 @st.composite
 def instructions(draw):
     """Return instructions in any order; every lease has tasks of its own."""
-    found, task = [], 0
+    found, task, epoch = [], 0, 0
     for one in draw(st.lists(LEASES | OTHERS, min_size=1, max_size=10)):
         if isinstance(one, tuple):
-            found.append(work(*range(task, task + one[0]), **one[1]))
+            found.append(work(*range(task, task + one[0]), epoch=epoch, **one[1]))
             task += one[0]
         else:
+            epoch = one.epoch if isinstance(one, ins.BeginEpoch) else epoch
             found.append(one)
     return found
 

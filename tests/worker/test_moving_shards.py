@@ -83,7 +83,7 @@ def test_pushes_in_flight_are_forgotten_with_their_shards():
 
 def test_an_epoch_that_begins_meanwhile_begins():
     job = MovedJob(ONES)
-    reports = job.run(lambda: job.moves.announce(move(1)), job.begin(3), work(0), WAIT)
+    reports = job.run(lambda: job.moves.announce(move(1)), job.begin(3), work(0, epoch=3), WAIT)
     assert [(report.epoch, report.incarnation) for report in reports] == [(3, 1)] * 3
 
 

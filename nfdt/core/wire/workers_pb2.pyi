@@ -884,6 +884,7 @@ class NextRequest(google.protobuf.message.Message):
     INCARNATION_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
     COUNTED_FIELD_NUMBER: builtins.int
+    EARLY_FIELD_NUMBER: builtins.int
     BUSY_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     worker: builtins.str
@@ -902,6 +903,8 @@ class NextRequest(google.protobuf.message.Message):
     """of the shards that the worker uses; an older one is answered by MoveShards"""
     metrics: builtins.bytes
     """this worker's metrics of the epoch, safetensors; empty: not taken"""
+    early: builtins.int
+    """rows computed of its first task of the next epoch, which is not pushed"""
     busy: builtins.bool
     """a sign of life and nothing else: still at what it was told; answered at once"""
     @property
@@ -952,10 +955,11 @@ class NextRequest(google.protobuf.message.Message):
         incarnation: builtins.int = ...,
         metrics: builtins.bytes = ...,
         counted: collections.abc.Iterable[builtins.int] | None = ...,
+        early: builtins.int = ...,
         busy: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["epoch_state", b"epoch_state", "evaluated", b"evaluated", "supply", b"supply"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["busy", b"busy", "call", b"call", "counted", b"counted", "epoch", b"epoch", "epoch_state", b"epoch_state", "evaluated", b"evaluated", "finished", b"finished", "in_flight", b"in_flight", "incarnation", b"incarnation", "job_id", b"job_id", "job_token", b"job_token", "logs", b"logs", "metrics", b"metrics", "statistics_json", b"statistics_json", "summary_json", b"summary_json", "supply", b"supply", "wait_s", b"wait_s", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["busy", b"busy", "call", b"call", "counted", b"counted", "early", b"early", "epoch", b"epoch", "epoch_state", b"epoch_state", "evaluated", b"evaluated", "finished", b"finished", "in_flight", b"in_flight", "incarnation", b"incarnation", "job_id", b"job_id", "job_token", b"job_token", "logs", b"logs", "metrics", b"metrics", "statistics_json", b"statistics_json", "summary_json", b"summary_json", "supply", b"supply", "wait_s", b"wait_s", "worker", b"worker"]) -> None: ...
 
 Global___NextRequest: typing_extensions.TypeAlias = NextRequest
 

@@ -33,6 +33,8 @@ class Wait:
 class Work:
     """Train on these tasks; they are all that the worker holds.
 
+    A part of a task of the epoch after the worker's own is computed and not pushed, and its metrics count apart: once
+    that epoch begins, the worker gets the whole task, and goes on with the rest of it.
     After ``budget_s`` seconds (0: no limit) the worker begins no further task and reports; the tasks that it has not
     begun are returned. ``overlap`` pushes may be unanswered while it computes. ``untrained`` (safetensors) replaces the
     untrained state first, unless it is empty. ``pull``: train on weights pulled now, not on the reply to the last push.
@@ -220,6 +222,7 @@ class Report:
 
     ``times`` are the durations of finished tasks, by their numbers, where the worker measured them; ``samples`` are
     their samples. ``in_flight`` are tasks that have begun and not finished; the worker accepts more tasks anyway.
+    ``early`` is the number of rows that are computed of the worker's first task of the next epoch.
     ``supply`` is that of a worker that makes its batches itself.
     ``metrics`` is the state of the worker's metrics of the epoch; empty: it was not taken. It counts all tasks reported
     so far, and those in ``counted``, which are not finished, but none of those that count apart: ``apart`` has the
@@ -235,6 +238,7 @@ class Report:
     summary: Summary | None = None
     times: Mapping[int, TaskTime] = field(default_factory=dict)
     in_flight: frozenset[int] = frozenset()
+    early: int = 0
     busy: bool = False
     samples: Mapping[int, int] = field(default_factory=dict)
     supply: Supply | None = None

@@ -49,6 +49,7 @@ def to_report(request: pb.NextRequest) -> ins.Report:
         else None,
         summary=_to_summary(request.summary_json) if request.summary_json else None,
         in_flight=frozenset(request.in_flight),
+        early=request.early,
         busy=request.busy,
         times={done.task: time for done in request.finished if (time := _to_time(done)) is not None},
         samples={done.task: done.samples for done in request.finished if done.samples},
@@ -174,6 +175,7 @@ def to_request(report: ins.Report) -> pb.NextRequest:
         epoch=report.epoch,
         logs=dict(itertools.islice(report.logs.items(), MAX_LOGS)),  # of the progress bar; metrics have no limit
         in_flight=sorted(report.in_flight),
+        early=report.early,
         busy=report.busy,
         metrics=report.metrics,
         counted=sorted(report.counted),
