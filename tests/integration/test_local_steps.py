@@ -150,6 +150,17 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_round_costs_only_that_round(
     assert got["accuracy"] > 0.8
 
 
+@pytest.mark.parametrize("step", [28, 31])
+def test_a_worker_that_is_killed_as_it_begins_the_next_epoch_costs_only_that_part(run_script, step):
+    emulate = {"step_ms": [10, 10, 10], "bandwidth_mbit": [0.5, 0.5, 0.5], "fail": f"1@{step}"}
+    text = script("local-ddc", local_steps=8, emulate=emulate)
+    text = text.replace(", validation_data=(x[1280:], y[1280:])", "")  # workers that validate begin no epoch early
+    text = text.replace('history.history["val_accuracy"][-1]', "model.evaluate(x[1280:], y[1280:], verbose=0)[1]")
+    got = answer(run_script(text))
+    assert got["samples"] == 4 * 1280
+    assert got["accuracy"] > 0.8
+
+
 def test_auto_finds_the_steps_for_a_slow_link(run_script):
     options = {"local_steps": "auto", "emulate": {"step_ms": [4, 4, 4], "bandwidth_mbit": [2, 1000, 1000]}}
     text = script("local-ddc", **options, codec="identity", epoch_overlap=False)

@@ -142,3 +142,17 @@ def test_a_worker_whose_weights_are_lost_goes_on_from_the_shards():
     job, _, _ = simulate(cluster({}), "local-ddc", x=bad, model=build(momentum=0.0), **options)
     assert job.record.dropped == 1
     assert np.isfinite(job.snapshot().weights).all()
+
+
+def test_workers_begin_the_next_epoch_while_the_last_pushes_travel(tasks):
+    size = 4 * len(flat(build())) + 16
+    described = cluster(*[{"bandwidth_mbit": 4 * 8 * size / 1e6, "step_ms": ms} for ms in (100, 100, 200)])
+    options = {"local_steps": 8, "codec": "identity", "epochs": 4, "batch_size": 2}
+    early, _, history = simulate(described, "local-ddc", model=build(rate=0.0005), **options)
+    parts = Counter(task.task for found in tasks.values() for task in found)
+    waiting, _, waited = simulate(described, "local-ddc", model=build(rate=0.0005), epoch_overlap=False, **options)
+    assert sum(count > 1 for count in parts.values()) >= 6, "tasks that are begun before their epoch"
+    assert early.record.seconds < 0.9 * waiting.record.seconds
+    assert early.record.samples == waiting.record.samples == 4 * ROWS
+    for losses in (history.history["loss"], waited.history["loss"]):
+        assert losses[-1] < 0.5 * losses[0]
