@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nfdt.coordinator import epoch_metrics
-from nfdt.coordinator.epoch_run import Collecting, Summarising, Validating
+from nfdt.coordinator.epoch_phases import Collecting, Summarising, Validating
 from nfdt.coordinator.membership import Member
 from nfdt.core.work.instructions import CollectState, EpochState, Evaluate, Evaluated, Report, Summarise, Summary, Wait
 from nfdt.schedulers.leases import LeaseBook

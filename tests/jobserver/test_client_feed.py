@@ -148,7 +148,7 @@ def test_a_waiting_client_is_granted_credit_when_training_begins(fed):
 
 @pytest.fixture
 def narrow(monkeypatch):
-    monkeypatch.setattr("nfdt.coordinator.epochs.MOST_BYTES", 10)
+    monkeypatch.setattr("nfdt.coordinator.stream_feed.MOST_BYTES", 10)
 
 
 def large(step: int, size: int = 6) -> StreamedBatch:
