@@ -174,7 +174,8 @@ class Coordinator(EpochSequence):
 
     def renew(self, spec: JobSpec, sizes: LocalSizes | None) -> None:
         """Continue the job after :meth:`retire_all` with another preset and the workers of the specification."""
-        self._planner.spec, self.early = spec, None
+        self._planner.spec = spec
+        self.drop_early()
         self._decisions.renew(spec, sizes)
         self.expect(spec.cluster.workers)
 
@@ -197,7 +198,8 @@ class Coordinator(EpochSequence):
 
     def plan_with(self, spec: JobSpec) -> None:
         """Change the batch sizes of the epochs that begin from now on."""
-        self._planner.spec, self.early = spec, None
+        self._planner.spec = spec
+        self.drop_early()
 
     def next(self, worker: str, report: Report | None = None) -> Instruction:
         """Process a worker's report (None: only a new request) and return its next instruction.

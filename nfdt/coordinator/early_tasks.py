@@ -29,9 +29,9 @@ class EarlyTasks:
         self, planner: EpochPlanner, epoch: int, workers: Sequence[str], sizes: LocalStepSizes, overlap: int
     ) -> None:
         self._planner, self._epoch, self._sizes, self._overlap = planner, epoch, sizes, overlap
-        begin = planner.position
+        self._begin = planner.position
         self._planned = planner.begin(epoch, 1, workers, None, sizes)
-        self._end, planner.position = planner.position, begin
+        self._end, planner.position = planner.position, self._begin
 
     def instruct(self, member: Member, now: float) -> Work | Wait:
         """Return the next part of a worker's task; Wait if only its last batch is left, which is one of the epoch."""
@@ -57,6 +57,11 @@ class EarlyTasks:
     def lost(self, worker: str) -> None:
         """Take back the tasks of a lost worker, which has pushed none of them."""
         self._planned.book.give_back(worker)
+
+    def drop(self) -> None:
+        """Let the epoch be planned anew: none of its tasks has a number of these."""
+        if self._begin is not None and self._end is not None:
+            self._planner.position = replace(self._begin, task=self._end.task)
 
     def adopt(self) -> Epoch:
         """Return the plan of the epoch, which begins."""

@@ -222,11 +222,18 @@ class EpochSequence:
 
     def forgo_early(self) -> None:
         """Begin no task of an epoch before it from now on, and forget those that have begun."""
-        self.early, self._begins_early = None, False
+        self._begins_early = False
+        self.drop_early()
+
+    def drop_early(self) -> None:
+        """Forget the tasks of the next epoch that have begun."""
+        if self.early is not None:
+            self.early.drop()
+            self.early = None
 
     def drop_ahead(self) -> None:
         """Drop the epoch that has begun ahead: the shards go back to the end of the one before."""
-        self.early = None
+        self.drop_early()
         if self.ahead is not None:
             self._planner.position = self._position
             for member in self._members.in_epoch(self.ahead.epoch):
