@@ -87,10 +87,11 @@ class LocalStepSizes(LocalSizes):
     def early_rows(self, worker: str) -> int:
         """Return the rows of the next epoch that a worker computes in about :data:`EARLY_S`.
 
-        0: it only waits for the end of the epoch, as its speed is unknown, or a push takes no longer than a step.
+        0: it only waits for the end of the epoch, as its speed is unknown, or a push takes no longer than two steps:
+        replies are taken between two batches, so that the quickest one seems to take a step.
         """
         step_s = self._step_s.get(worker)
-        if step_s is None or self._push_s(worker) <= step_s:
+        if step_s is None or self._push_s(worker) <= 2 * step_s:
             return 0
         return self.reference * max(1, round(EARLY_S / step_s))
 
