@@ -58,11 +58,12 @@ class LocalStepWorker(SimulatedWorker):
                 self._loop.answered(sent)
                 self._own.follow(self.pipeline.weights())
             step = yield from super().compute(part, Pulled(self._vector.weights, (self.trainer.position_of(part),)))
-            counted.append(self._counted_apart)
+            if self._apart:
+                counted.append(self._counted_apart)
             self._vector.weights = self._vector.weights - step.gradient
             self._own.stepped()
             done, seconds, samples = done + 1, seconds + step.seconds, samples + step.samples
-        self._counted_apart = merge_metric_states(counted)
+        self._counted_apart = merge_metric_states(counted)  # empty unless the task counts apart
         planned = self.spec.train.planned is not None
         return replace(
             step, gradient=None, denominator=0.0, seconds=seconds, samples=samples, batches=done, due=planned
