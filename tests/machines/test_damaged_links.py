@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from tests.support.machine_programs import Conversation, eventually, transfer_mbit
+from tests.support.eventually import eventually
+from tests.support.machine_programs import Conversation, transfer_mbit
 from tests.support.machines import Machine
 from tests.support.machines.link_emulator import HEADER, IPV4, LinkDamage, damaged
 

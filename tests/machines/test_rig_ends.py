@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.machine_programs import eventually
+from tests.support.eventually import eventually
 from tests.support.machines import Rig, RigError
 from tests.support.machines.members import members
 from tests.support.machines.plan import PREFIX, namespace_of

@@ -11,7 +11,8 @@ import pytest
 
 from nfdt.chaos.processes import ClusterProcess
 from nfdt.chaos.report import make_report
-from tests.support.machine_programs import Conversation, eventually
+from tests.support.eventually import eventually
+from tests.support.machine_programs import Conversation
 from tests.support.scripts import environment
 from tests.support.soak.draw import SCRIPT
 from tests.support.soak.invariants import violations

@@ -5,7 +5,6 @@ from __future__ import annotations
 import select
 import subprocess
 import sys
-import time
 
 from tests.support.machines import Machine, MachineProcess
 
@@ -80,13 +79,3 @@ def transfer_mbit(source: Machine, target: Machine, size: int) -> float:
     receiver, port = listening(target, RECEIVE)
     source.run(python(SEND, target.address, port, size))
     return float(line(receiver)) * 8 / 1e6
-
-
-def eventually(condition, deadline_s: float = DEADLINE_S) -> bool:
-    """Return whether a condition comes true in time."""
-    end = time.monotonic() + deadline_s
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
