@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
+from benchmarks.reports import claims
 from benchmarks.reports.claims import Claim, CommandResults, NotMeasured, Verdict, plan_of_command, table
 from benchmarks.reports.source_claims import CLAIMS, commands, scaling
 from benchmarks.workloads.clusters import machines, speeds_and_link
@@ -34,6 +36,25 @@ def test_a_claim_whose_trainings_are_not_complete_is_not_judged():
     lacking = [r for r in some_results() if (r.training.row, r.training.rate) != ("asgd", 0.01)]
     assert CLAIM.judged(lacking) == ("", "not measured yet")
     assert replace(CLAIM, find=None).judged(some_results()) == ("", "not measured")
+
+
+def test_a_claim_about_machines_is_judged_by_the_report_of_its_command(tmp_path, monkeypatch):
+    monkeypatch.setattr(claims, "FOLDER", tmp_path)
+
+    def faster(report):
+        ratio = report.value("fast", "own", "samples/s") / report.value("fast", "other", "samples/s")
+        return Verdict(f"{ratio:.1f} times", ratio > 1)
+
+    claim = Claim("faster", "no figure", "slow --links 10", "machines", faster)
+    assert claim.judged([]) == ("", "not measured yet")
+    rows = [
+        {"case": "fast", "peer": peer, "unit": "samples/s", "runs": [value] * runs, "value": value}
+        for peer, value, runs in (("own", 30.0, 1), ("other", 20.0, 2), ("lost", None, 1))
+    ]
+    (tmp_path / "slow.json").write_text(json.dumps({"rows": rows}))
+    assert claim.judged([]) == ("1.5 times (1 to 2 runs)", "**confirmed**")
+    (tmp_path / "slow.json").write_text(json.dumps({"rows": [*rows[:1], {**rows[2], "peer": "other"}]}))
+    assert claim.judged([]) == ("", "not measured yet")
 
 
 def test_a_table_has_a_line_for_each_claim_and_each_command_once():

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from benchmarks.reports.study_results import Result
+from benchmarks.reports.study_results import FOLDER, Result
 from benchmarks.reports.study_tables import spread
 from benchmarks.workloads.convergence_rows import SEQUENTIAL
 from benchmarks.workloads.study_plan import Plan, options_of, plan_of, rates_of, setting_of, trainings
@@ -109,9 +111,9 @@ class CommandResults:
                 self._cases.setdefault((t.row, t.workers, t.speeds, t.rate), []).append(result)
 
     @property
-    def seeds(self) -> set[int]:
-        """Numbers of seeds of the rows."""
-        return {len(results) for results in self._cases.values()}
+    def count(self) -> str:
+        """Number of seeds of each row, in words."""
+        return _counted({len(results) for results in self._cases.values()}, "seed")
 
     def best(self, row: str, workers: int | None = None, speeds: str | None = None) -> RowResults:
         """Return a row at the best of its rates, by the mean score; workers and speeds are by default the first.
@@ -129,6 +131,49 @@ class CommandResults:
         if len(found) < len(rates_of(self.plan)):
             raise NotMeasured(f"{self._command}: expected a result of {' '.join(map(str, place))}.")
         return found
+
+
+class ReportFigures:
+    """Figures of a benchmark of real workers, from its JSON report in ``benchmarks/results``.
+
+    Args:
+        command: Name and arguments of the benchmark.
+
+    Raises:
+        NotMeasured: there is no report.
+    """
+
+    def __init__(self, command: str) -> None:
+        self._path = FOLDER / f"{command.split()[0]}.json"
+        if not self._path.exists():
+            raise NotMeasured(f"{command}: expected its report in {self._path}.")
+        self._rows = json.loads(self._path.read_text(encoding="utf-8"))["rows"]
+
+    @property
+    def count(self) -> str:
+        """Number of runs of each row, in words."""
+        return _counted({len(row["runs"]) for row in self._rows}, "run")
+
+    def value(self, case: str, peer: str, unit: str) -> float:
+        """Return the median of a row's runs.
+
+        Raises:
+            NotMeasured: the report has no such row.
+        """
+        for row in self._rows:
+            if (row["case"], row["peer"], row["unit"]) == (case, peer, unit) and row["value"] is not None:
+                return float(row["value"])
+        raise NotMeasured(f"{self._path.name}: expected a row {case!r}, {peer!r} in {unit}.")
+
+
+def _counted(counts: set[int], unit: str) -> str:
+    least, most = min(counts), max(counts)
+    return f"{least if least == most else f'{least} to {most}'} {unit}{'' if most == 1 else 's'}"
+
+
+def is_trained(command: str) -> bool:
+    """Return whether a command trains on simulated clusters."""
+    return command.startswith(TRAINED)
 
 
 def plan_of_command(command: str) -> Plan:
@@ -163,28 +208,26 @@ class Claim:
         theirs: The published figure.
         command: Arguments of ``scripts/bench`` that measure it.
         workload: What is trained, in words; of a claim that was not measured, the reason.
-        find: Judges the trainings of the command; None: it was not measured.
+        find: Judges the trainings of the command, :class:`CommandResults`, or its report, :class:`ReportFigures`;
+            None: it was not measured.
     """
 
     text: str
     theirs: str
     command: str
     workload: str
-    find: Callable[[CommandResults], Verdict] | None = None
+    find: Callable[[Any], Verdict] | None = None
 
     def judged(self, results: Iterable[Result]) -> tuple[str, str]:
-        """Return our figure, with its number of seeds, and the verdict."""
+        """Return our figure, with its number of seeds or runs, and the verdict."""
         if self.find is None:
             return "", "not measured"
-        trained = CommandResults(self.command, results)
         try:
+            trained = CommandResults(self.command, results) if is_trained(self.command) else ReportFigures(self.command)
             found = self.find(trained)
         except NotMeasured:
             return "", "not measured yet"
-        seeds = sorted(trained.seeds)
-        many = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0])
-        count = f"{many} seed{'' if many == '1' else 's'}"
-        return f"{found.figure} ({count})", "**confirmed**" if found.confirmed else "**not confirmed**"
+        return f"{found.figure} ({trained.count})", "**confirmed**" if found.confirmed else "**not confirmed**"
 
 
 def table(claims: Sequence[Claim], results: Sequence[Result]) -> str:

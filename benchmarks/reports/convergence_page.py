@@ -18,7 +18,7 @@ from benchmarks.reports import study_pictures, study_tables
 from benchmarks.reports.accuracy_table import DATA_FILE, measured
 from benchmarks.reports.claims import NotMeasured, table
 from benchmarks.reports.source_claims import CLAIMS, scaling
-from benchmarks.reports.study import Study, is_default
+from benchmarks.reports.study import Study, has_optimizer, is_default
 from benchmarks.reports.study_results import FOLDER, ROOT, Setting, read_results
 from benchmarks.workloads.convergence_rows import LOCAL_ROWS
 from benchmarks.workloads.tasks import TASKS
@@ -42,14 +42,19 @@ def _default(study: Study, tasks: Sequence[str] = tuple(TASKS)) -> list[Setting]
 
 
 def _other(study: Study, *, momentum: bool) -> list[Setting]:
-    """Return the settings that differ from their tasks' in the momentum alone, or in more than that."""
+    """Return the settings whose optimizer differs from their tasks' in the momentum alone, or in more than that."""
     found = []
     for setting in study.settings():
         task = TASKS[setting.task]
         alone = (setting.optimizer, setting.weight_decay) == (task.optimizer, task.weight_decay)
-        if not is_default(setting) and alone == momentum:
+        if not has_optimizer(setting) and alone == momentum:
             found.append(setting)
     return found
+
+
+def _smaller_batches(study: Study) -> list[Setting]:
+    found = [setting for setting in study.settings() if has_optimizer(setting)]
+    return [setting for setting in found if setting.batch < TASKS[setting.task].batch]
 
 
 def _local_steps(study: Study) -> list[Setting]:
@@ -71,6 +76,7 @@ TABLES: dict[str, Callable[[Study], str]] = {
     "resnet": lambda study: study_tables.at_one_machines_rate(study, _default(study, RESNETS)),
     "text-and-tables": lambda study: study_tables.at_one_machines_rate(study, _default(study, OTHERS)),
     "local-steps": lambda study: study_tables.at_one_machines_rate(study, _local_steps(study)),
+    "smaller-batches": lambda study: study_tables.in_smaller_batches(study, _smaller_batches(study)),
     "best-presets": lambda study: study_tables.best_presets(study, _default(study)),
     "changing-speeds": lambda study: study_tables.in_changing_clusters(study, _default(study)),
     "virtual-time": lambda study: study_tables.in_virtual_time(study, _default(study)),

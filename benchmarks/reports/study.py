@@ -124,6 +124,11 @@ class Study:
 
 
 def is_default(setting: Setting) -> bool:
+    """Return whether a setting has the optimizer and the batch of its task."""
+    return has_optimizer(setting) and setting.batch == TASKS[setting.task].batch
+
+
+def has_optimizer(setting: Setting) -> bool:
     """Return whether a setting has the optimizer of its task."""
     task = TASKS[setting.task]
     momentum = task.momentum if task.optimizer == "sgd" else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from benchmarks.reports.study import Case, Cluster, Study
 from benchmarks.reports.study_results import Setting
@@ -52,6 +53,24 @@ def in_changing_clusters(study: Study, settings: Iterable[Setting]) -> str:
 def in_virtual_time(study: Study, settings: Iterable[Setting]) -> str:
     """Return a table for each setting of virtual seconds, of the share of the limit, and of seconds to a target."""
     return _joined(_times(study, setting) for setting in settings if study.alone(setting))
+
+
+def in_smaller_batches(study: Study, settings: Iterable[Setting]) -> str:
+    """Return a table of scores by local batch, each at the best of its rates, beside one machine with its own batch."""
+    lines = []
+    for setting in settings:
+        usual = replace(setting, batch=TASKS[setting.task].batch)
+        for small in _best_cases(study, setting, STEADY):
+            cases = (study.alone(usual), study.best(usual, small.row, small.cluster), small)
+            known = [case for case in cases if case is not None]
+            if len(known) == len(cases):
+                cells = (f"{spread(study.scores(c))} ({c.setting.batch}, {c.rate:g})" for c in known)
+                lines.append(
+                    f"| {TASKS[setting.task].title}, {setting.epochs} epochs "
+                    f"| `{small.row}` | {small.cluster.workers} {small.cluster.speeds} | {' | '.join(cells)} |"
+                )
+    head = "| task | row | workers | one machine | its batch on each worker | a smaller one |"
+    return "\n".join([head, "|---" * 6 + "|", *lines]) if lines else ""
 
 
 def best_presets(study: Study, settings: Iterable[Setting]) -> str:

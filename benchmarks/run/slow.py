@@ -50,6 +50,8 @@ class Way:
 
 _LOCAL: dict[str, Any] = {"local_steps": "auto"}
 _DILOCO: dict[str, Any] = {"local_steps": 64, "codec": "int4"}
+_FEW = {1000: 6400, 100: 640}
+_MORE = {1000: 12_800, 100: 5120}  # the codec measures the link with 12 exchanges of each worker
 WAYS = (
     Way("every-step", "ddc-asgd", {}, {1000: 12_800, 100: 2560}, 8),
     Way(
@@ -65,6 +67,12 @@ WAYS = (
     Way("diloco", "diloco", _DILOCO, dict.fromkeys(LINKS, 60_000)),
     Way("diloco, short epochs", "diloco", _DILOCO, dict.fromkeys(LINKS, 12_000), 10),
     Way("allreduce", "allreduce", {}, {1000: 12_800, 100: 3200}, 8),
+    Way("bsp", "bsp", {}, _FEW),
+    Way("every-step, short epochs", "ddc-asgd", {}, _FEW),
+    Way("every-step, tasks by speed", "ddc-asgd", {"tasks": "finish-together"}, _FEW),
+    Way("every-step, overlap", "ddc-asgd", {"overlap": 1}, _FEW),
+    Way("every-step, quantization", "ddc-asgd", {"codec": "adaptive"}, _MORE),
+    Way("h-ps", "h-ps", {}, _MORE),
 )
 
 
