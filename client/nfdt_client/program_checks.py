@@ -56,7 +56,7 @@ def check_batch(model: Any, batch: Any) -> None:
         x, y, sample_weight = keras_data.unpack_batch(map_arrays(symbolic, batch))
         keras_models.loss_spec(model, x, y, sample_weight)
     except ValueError as error:
-        raise UsageError(f"The training data do not fit the model: {error}") from error
+        raise UsageError(f"Model, loss and training data do not fit together: {error}") from error
     except Exception as error:  # the symbolic run is optional: the workers do the real one
         logger.debug("The shapes could not be checked beforehand: %s", error)
 
