@@ -87,7 +87,8 @@ def _observed(reduce: Callable[..., Any]) -> Callable[..., Any]:
 
 def sum_of_weights(sample_weight: Any, mask: Any, dtype: Any, reduction: str) -> Any:
     """Return the sum by which ``mean_with_sample_weight`` divides, with ``sample_weight``, ``mask`` or both."""
-    given = None if sample_weight is None else keras.ops.convert_to_tensor(sample_weight, dtype=dtype)
+    # A copy, because Keras multiplies PyTorch's tensors in place, and the backward pass needs what the loss has used.
+    given = None if sample_weight is None else keras.ops.copy(keras.ops.convert_to_tensor(sample_weight, dtype=dtype))
     return keras.ops.sum(loss_module.apply_mask(given, mask, dtype=dtype, reduction=reduction))
 
 
