@@ -96,7 +96,8 @@ def _program(sizes: Sequence[int], repeats: int) -> list[str]:
 
 def _places(hosts: Sequence[Host]) -> list[tuple[Host, dict[str, str]]]:
     """Return the host of each rank and the variables from which Horovod takes its place."""
-    size, found = sum(host.ranks for host in hosts), []
+    size = sum(host.ranks for host in hosts)
+    found: list[tuple[Host, dict[str, str]]] = []
     for host in hosts:
         for local in range(host.ranks):
             across = [other for other in hosts if other.ranks > local]

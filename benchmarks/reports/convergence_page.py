@@ -7,6 +7,7 @@ and end with ``<!-- end -->``; one that no result is for stays as it is.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import re
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.reports import study_pictures, study_tables
 from benchmarks.reports.accuracy_table import DATA_FILE, measured
-from benchmarks.reports.claims import NotMeasured, table
+from benchmarks.reports.claims import Claim, NotMeasured, table
 from benchmarks.reports.source_claims import CLAIMS, scaling
 from benchmarks.reports.study import Study, has_optimizer, is_default
 from benchmarks.reports.study_results import FOLDER, ROOT, Setting, read_results
@@ -63,6 +64,10 @@ def _local_steps(study: Study) -> list[Setting]:
     return [setting for setting in found if any(case.row in LOCAL_ROWS for case in study.cases(setting))]
 
 
+def _claims(claims: Sequence[Claim], study: Study) -> str:
+    return table(claims, study.all_results)
+
+
 def _scaling(study: Study) -> str:
     try:
         return scaling(study.all_results)
@@ -83,7 +88,7 @@ TABLES: dict[str, Callable[[Study], str]] = {
     "lower-rates": lambda study: study_tables.at_other_rates(study, _default(study)),
     "momentum": lambda study: study_tables.at_one_machines_rate(study, _other(study, momentum=True)),
     "weight-decay": lambda study: study_tables.at_one_machines_rate(study, _other(study, momentum=False)),
-    **{source: (lambda study, claims=claims: table(claims, study.all_results)) for source, claims in CLAIMS.items()},
+    **{source: functools.partial(_claims, claims) for source, claims in CLAIMS.items()},
     "scaling": _scaling,
 }
 

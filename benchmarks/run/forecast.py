@@ -91,9 +91,9 @@ def predict(job: PlannedJob, overhead: Overhead, folder: Path, samples: int) -> 
     script.write_text(SCRIPT.format(samples=samples))
     cluster.write_text(job.cluster(overhead))
     settings = [word for name, value in job.options.items() for word in ("--set", f"{name}={value}")]
-    command = [sys.executable, "-m", "nfdt.cli", "plan", "--cluster", cluster, "--algorithm", job.algorithm]
+    command = [sys.executable, "-m", "nfdt.cli", "plan", "--cluster", str(cluster), "--algorithm", job.algorithm]
     with plan.open("w") as file:
-        subprocess.run([*command, *settings, "--format", "json", script], check=True, stdout=file)
+        subprocess.run([*command, *settings, "--format", "json", str(script)], check=True, stdout=file)
     return plan
 
 
@@ -109,7 +109,7 @@ def train(job: PlannedJob, plan: Path, samples: int) -> dict[str, float]:
         session: Any = {"algorithm": job.algorithm, "forecast": str(plan), "emulate": job.emulate, **job.options}
         with cluster.session(**session):
             model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, verbose=0)
-        with open_connection(cluster.address, None, None) as client:
+        with open_connection(cluster.address, None, None, insecure=False) as client:
             (trained,) = client.list()
             events = list(client.recorded(trained.job_id))
     return [dict(event.data) for event in events if event.kind == "forecast"][-1]

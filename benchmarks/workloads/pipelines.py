@@ -35,8 +35,8 @@ def write_records(files: Sequence[Path], samples: int, data_dir: Path | None) ->
         labels, name = draw.integers(0, CLASSES, samples), "noise of CIFAR-10's shape"
     planes = images.transpose(0, 3, 1, 2).reshape(samples, PIXELS)
     records = np.concatenate([labels.astype(np.uint8).reshape(-1, 1), planes], axis=1)
-    for file, part in zip(files, np.split(records, len(files)), strict=True):
-        part.tofile(file)
+    for path, rows_of_file in zip(files, np.split(records, len(files)), strict=True):
+        rows_of_file.tofile(path)
     return name
 
 

@@ -91,7 +91,7 @@ class ProtocolWorker:
             while not await self._attends():
                 await asyncio.sleep(RETRY_S)
         finally:
-            await self._channel.close()
+            await self._channel.close(None)
 
     async def _attends(self) -> bool:
         """Attend once; return whether the server has ended the stream."""

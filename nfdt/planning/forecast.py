@@ -27,6 +27,7 @@ from nfdt.schedulers.local_steps import EXCHANGE_SHARE
 from nfdt.schedulers.task_policies import make_task_policy
 from nfdt.schedulers.throughput import StepTime
 
+MUCH = 1.5  # points of accuracy
 MANY = 2**20  # number of elements; the saving of a codec hardly depends on it
 ERRORS = {"identity": 0.0, "bf16": 0.0, "int8": 0.0001, "int4": 0.0225}  # relative squares on normal numbers
 
@@ -153,7 +154,7 @@ def recommend(forecasts: Sequence[Forecast]) -> tuple[Forecast, str]:
     if best.samples_factor is None:
         best = max(forecasts, key=lambda each: each.samples_per_s)
         reason = f"{best.algorithm}: the most samples per second ({best.samples_per_s:,.0f}) of these rows"
-        return best, f"{reason}; accuracy lost: {best.loss}."
+        return best, f"{reason}; {_accuracy(best.loss)}."
     others = [each for each in forecasts if each.samples_factor and each is not best]
     second = max(others, key=lambda each: each.progress_per_s, default=None)
     reason = (
@@ -163,7 +164,14 @@ def recommend(forecasts: Sequence[Forecast]) -> tuple[Forecast, str]:
     if second is not None:
         times = best.progress_per_s / second.progress_per_s
         reason += f"; that is {times:.2f} times the progress of {second.algorithm}"
-    return best, f"{reason}; accuracy lost: {best.loss}."
+    return best, f"{reason}; {_accuracy(best.loss)}."
+
+
+def _accuracy(loss: AccuracyLoss) -> str:
+    """Return the loss in words and, where it is large, what was measured to help: docs/convergence.md."""
+    worst = max(loss.low or 0.0, loss.high or 0.0)
+    remedy = ", less with a smaller batch_size and as much lower a learning rate" if worst >= MUCH else ""
+    return f"accuracy lost: {loss}{remedy}"
 
 
 def _bounded(free: Prediction, bound: int, cluster: Cluster) -> Prediction:

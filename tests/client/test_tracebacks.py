@@ -256,4 +256,4 @@ def test_the_command_prints_the_line_of_the_script_and_the_message(fake, tmp_pat
     assert done.exit_code == 2, done.stderr
     assert any(f'File "{script}", line 6' in entry for entry in entries)
     assert (len(entries) == 1) == filtered
-    assert done.stderr.splitlines()[-1].startswith("nfdt.core.errors.UsageError: Model, loss and training data do not fit")
+    assert done.stderr.splitlines()[-1].startswith("nfdt.core.errors.UsageError: Model, loss and training data do not")

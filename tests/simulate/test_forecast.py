@@ -115,6 +115,12 @@ def test_the_recommended_row_has_a_reason_with_numbers():
     assert "times the progress of bsp" in reason
 
 
+@pytest.mark.parametrize(("workers", "advised"), [(2, False), (32, True)])
+def test_smaller_batches_are_advised_where_much_is_lost(workers, advised):
+    _, reason = recommend(forecasts(cluster({"count": workers}), "ddc-asgd"))
+    assert ("smaller batch_size" in reason) == advised
+
+
 def test_without_a_row_that_is_known_the_quickest_is_taken():
     best, reason = recommend(forecasts(cluster({"count": 2}, {"step_ms": 300}), "asgd", "ssp"))
     assert best.algorithm == "asgd"
