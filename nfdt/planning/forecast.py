@@ -170,7 +170,7 @@ def recommend(forecasts: Sequence[Forecast]) -> tuple[Forecast, str]:
 def _accuracy(loss: AccuracyLoss) -> str:
     """Return the loss in words and, where it is large, what was measured to help: docs/convergence.md."""
     worst = max(loss.low or 0.0, loss.high or 0.0)
-    remedy = ", less with a smaller batch_size and as much lower a learning rate" if worst >= MUCH else ""
+    remedy = ", less with a smaller batch_size and a lower learning rate" if worst >= MUCH else ""
     return f"accuracy lost: {loss}{remedy}"
 
 
