@@ -30,9 +30,11 @@ TABLE = ParameterLayout.of([("kernel", (4, 2)), ("table", (1024, 64)), ("bias", 
 
 
 def shards_of(preset, optimizer="momentum", workers=3, **options):
-    reference = Reference(OPTIMIZERS[optimizer]())
+    algorithm = resolve_algorithm(preset, **options)
+    # Where workers step, shards subtract the difference.
+    reference = Reference(keras.optimizers.SGD(1.0) if algorithm.exchange_facts.local else OPTIMIZERS[optimizer]())
     state = State(reference.weights, reference.state)
-    return Shards(reference.manifest(), state, resolve_algorithm(preset, **options), workers=workers)
+    return Shards(reference.manifest(), state, algorithm, workers=workers)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
