@@ -12,7 +12,7 @@ from pathlib import Path
 from nfdt.core.errors import NfdtError
 from nfdt.core.host.child_process import die_with_parent
 from nfdt.core.host.logs import log_to_stderr
-from nfdt.core.host.startup import worker_imports
+from nfdt.core.host.startup import quiet_start, worker_imports
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     die_with_parent(watch_stdin=options.watch_stdin)
     code = 1
     try:
-        with worker_imports():
+        with quiet_start(), worker_imports():
             from hfdt.keras.horovod_api import is_elastic
             from hfdt.runtime.leader import run_launched_rank
             from hfdt.runtime.tensorflow_ranks import HorovodRanks

@@ -22,9 +22,9 @@ from nfdt_client.upload import open_artifact
 from nfdt.cli import WholeSentences
 from nfdt.cli.job_pictures import draw_progress, plot_job
 from nfdt.cli.options import format_option, log_to_stderr, with_connection, with_job_id
-from nfdt.cli.process import quiet_start
 from nfdt.cli.table import count_of, format_bytes, render, state_of, worker_table
 from nfdt.core.errors import UsageError
+from nfdt.core.host.startup import quiet_start
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.model.program.manifest import Manifest
 

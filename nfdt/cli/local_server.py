@@ -13,12 +13,11 @@ from pathlib import Path
 from nfdt_client.embedded import EmbeddedServer, StartedServer, server_environment
 from nfdt_client.options import Options
 
-from nfdt.cli.process import quiet_start
 from nfdt.core.errors import NotInstalled
 from nfdt.core.host.keras_backend import TENSORFLOW, current_backend
 from nfdt.core.host.machine import find_gpus
 from nfdt.core.host.packages import require_server_packages
-from nfdt.core.host.startup import quick_imports
+from nfdt.core.host.startup import quick_imports, quiet_start
 from nfdt.launch.fork_here import FORK_SERVER_LOG, fork_server_here, import_slots
 
 _log = logging.getLogger(__name__)

@@ -24,10 +24,10 @@ from nfdt.cli.options import (
     settings_option,
     write_output,
 )
-from nfdt.cli.process import quiet_start
 from nfdt.cli.script import Script, describe_failure, exit_code_of, run_script
 from nfdt.cli.table import count_of, render
 from nfdt.core.errors import JobFailed, UsageError
+from nfdt.core.host.startup import quiet_start
 from nfdt.core.specs.presets import DEFAULT_PRESET
 from nfdt.parity.report import PLAIN, render_html, table
 from nfdt.parity.verdict import Comparison, Curve, CurvePoint, Metric, choose_metric, compare

@@ -27,12 +27,12 @@ from nfdt.cli.options import (
     settings_option,
     write_output,
 )
-from nfdt.cli.process import quiet_start
 from nfdt.cli.script import Script
 from nfdt.cli.table import format_bytes, render
 from nfdt.core.errors import UsageError
 from nfdt.core.host.keras_backend import require_tensorflow
 from nfdt.core.host.machine import memory
+from nfdt.core.host.startup import quiet_start
 from nfdt.core.html_page import COLOURS, render_page, render_table
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.presets import DEFAULT_PRESET, PRESETS

@@ -1,15 +1,10 @@
-"""Signals and standard error of a command: how it exits in order, and starts without the noise of libraries."""
+"""Signals of a command: how it exits in order."""
 
 from __future__ import annotations
 
-import logging
-import os
 import signal
 import sys
-import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
 
 from nfdt.core.errors import Terminated
@@ -52,28 +47,3 @@ def end_as_killed() -> None:
     for number in numbers:
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP
             signal.signal(number, end)
-
-
-@contextmanager
-def quiet_start() -> Iterator[None]:
-    """Hold back output to stderr inside the block, also from C++ code; show it if the block raises, or at level debug.
-
-    TensorFlow 2.21 announces oneDNN on every import, regardless of TF_CPP_MIN_LOG_LEVEL.
-    """
-    if logging.getLogger().isEnabledFor(logging.DEBUG):
-        yield
-        return
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        except BaseException:
-            held.seek(0)
-            os.write(kept, held.read())
-            raise
-        finally:
-            sys.stderr.flush()
-            os.dup2(kept, 2)
-            os.close(kept)

@@ -20,10 +20,10 @@ from nfdt_client.program_checks import cluster_for
 from nfdt_client.session import Session
 from nfdt_client.training_data import Arrays
 
-from nfdt.cli.process import quiet_start
 from nfdt.cli.script import Script, run_script
 from nfdt.core.clock import Clock, SystemClock
 from nfdt.core.errors import UsageError
+from nfdt.core.host.startup import quiet_start
 from nfdt.core.specs.job import ClusterSpec, resolve_algorithm
 from nfdt.core.specs.presets import DEFAULT_PRESET
 from nfdt.model.backends.embedding import zero_rows

@@ -15,12 +15,12 @@ from nfdt.cli.options import (
     server_options,
     training_options,
 )
-from nfdt.cli.process import end_as_killed, quiet_start
+from nfdt.cli.process import end_as_killed
 from nfdt.cli.script import Script, run_script, set_backend_of
 from nfdt.cli.table import worker_table
 from nfdt.core.errors import UsageError
 from nfdt.core.host.packages import require_server_packages
-from nfdt.core.host.startup import quick_imports
+from nfdt.core.host.startup import quick_imports, quiet_start
 from nfdt.core.specs.presets import DEFAULT_PRESET
 
 if TYPE_CHECKING:

@@ -18,12 +18,12 @@ from nfdt.cli.options import (
     script_argument,
     settings_option,
 )
-from nfdt.cli.process import quiet_start
 from nfdt.cli.script import Script, run_script, set_backend_of
 from nfdt.cli.table import format_bytes, render
 from nfdt.core.errors import UsageError
 from nfdt.core.host.keras_backend import TENSORFLOW, require_backend
 from nfdt.core.host.packages import install
+from nfdt.core.host.startup import quiet_start
 from nfdt.core.specs.presets import DEFAULT_PRESET
 from nfdt.simulate.cluster import ClusterDescription, read_cluster
 

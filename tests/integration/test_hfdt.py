@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -17,6 +18,18 @@ from tests.support.scripts import DIGITS, answer, descendants, start_server, sto
 
 pytestmark = pytest.mark.horovod
 MPIRUN = [shutil.which("mpirun") or "mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+
+
+def test_no_rank_of_hfdt_run_under_mpirun_prints_what_libraries_log(run_script, tmp_path):
+    script = MODELS + "dense(keras.optimizers.SGD(0.1)).fit(x, y, verbose=0)\nprint('done', flush=True)\n"
+    hfdt = Path(sys.executable).with_name("hfdt")
+    done = run_script(script, command=(*MPIRUN, "-np", "2", hfdt, "run"), RING_TEST=str(tmp_path))
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.split() == ["done"]
+    assert "oneDNN" not in done.stderr  # which TensorFlow announces where it is imported
+    assert "absl" not in done.stderr
+
+
 HOROVODRUN = [sys.executable, "-m", "hfdt.horovodrun", "--loopback", "--gloo"]
 
 

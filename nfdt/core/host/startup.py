@@ -1,11 +1,13 @@
-"""Start of a process: quick imports of large libraries, without their threads, and a log of the phases."""
+"""Start of a process: quick and quiet imports of large libraries, without their threads, and a log of the phases."""
 
 from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +32,31 @@ def quick_imports() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
+
+
+@contextmanager
+def quiet_start() -> Iterator[None]:
+    """Hold back output to stderr inside the block, also from C++ code; show it if the block raises, or at level debug.
+
+    TensorFlow 2.21 announces oneDNN on every import, regardless of TF_CPP_MIN_LOG_LEVEL.
+    """
+    if logging.getLogger().isEnabledFor(logging.DEBUG):
+        yield
+        return
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            held.seek(0)
+            os.write(kept, held.read())
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
 
 
 @contextmanager

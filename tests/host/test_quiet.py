@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from nfdt.cli.process import quiet_start
+from nfdt.core.host.startup import quiet_start
 
 
 def start(*, broken: bool) -> None:
