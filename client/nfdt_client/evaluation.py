@@ -253,7 +253,8 @@ def _run_job(session: JobSession, call: Call) -> tuple[InteractiveJob, str]:
     """
     session.mark_used()
     with keras_training.seeded(0):  # evaluate and predict draw no random numbers
-        packed = pack(call.model, call.data.first(), predicts=call.method == "predict")
+        outer = session.options.algorithm.outer_optimizer
+        packed = pack(call.model, call.data.first(), predicts=call.method == "predict", outer=outer)
     place = with_devices(call.model, packed.manifest, session.place(packed.code))
     check_shards(call.model, packed.manifest, place)
     check_made_tables(packed.manifest, session.options.algorithm, place)

@@ -89,7 +89,8 @@ def test_batches_of_a_killed_worker_are_evaluated_again(classifier, expected, ev
 
 
 @pytest.mark.parametrize(
-    "algorithm", [pytest.param(name, marks=[] if name in ("bsp", "h-ps") else pytest.mark.long) for name in FLAT]
+    "algorithm",
+    [pytest.param(name, marks=[] if name in ("bsp", "h-ps", "local-ddc") else pytest.mark.long) for name in FLAT],
 )
 def test_every_algorithm_evaluates(classifier, expected, evaluate, algorithm):
     outcome = evaluate(workers=2, algorithm=algorithm)

@@ -10,7 +10,8 @@ from nfdt.coordinator.coordinator import Coordinator
 from nfdt.core.errors import JobFailed
 from nfdt.jobserver.main import ServerOptions, serve
 from nfdt.jobserver.slot_ring import SlotRing
-from nfdt.launch.horovod import RingLauncher
+from nfdt.launch import horovod
+from nfdt.launch.horovod_command import ring_command
 from nfdt.planning.cost_model import PlanChoice, PlannedPreset, Prediction
 from tests.support.scripts import answer
 
@@ -151,6 +152,10 @@ def test_auto_turns_to_groups_between_two_epochs_and_loses_nothing(run_script, s
     assert got["accuracy"] > 0.8
 
 
+def refused_command(shape, program, host):
+    return ring_command(shape, [*program, "--no-such-option"], host)
+
+
 def refuse_ranks(self, slots, start):
     raise JobFailed("these slots are no ranks")
 
@@ -158,7 +163,7 @@ def refuse_ranks(self, slots, start):
 @pytest.mark.long
 @pytest.mark.parametrize("launcher", ["slots", "mpirun"])
 def test_auto_stays_flat_where_worlds_do_not_come_up(run_script, server_that_plans, monkeypatch, launcher):
-    monkeypatch.setattr(RingLauncher, "_group_options", lambda self, shape: ["--no-such-option"])
+    monkeypatch.setattr(horovod, "ring_command", refused_command)
     monkeypatch.setattr(SlotRing, "assign", refuse_ranks)
     done = run_script(AUTO.replace("LAUNCHER", launcher), **server_that_plans)
     got = answer(done)

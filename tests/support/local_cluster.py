@@ -130,8 +130,8 @@ class _Job:
         validation = validation if method == "fit" else x
         chosen = resolve_algorithm(algorithm, **overrides)
         batch = _rows(x if y is None else (x, y), size)
-        own = {"sparse": chosen.rows, "outer": chosen.outer_optimizer} if method == "fit" else {}
-        packed = pack(model, batch, predicts=method == "predict", **own)
+        own = {"sparse": chosen.rows} if method == "fit" else {}
+        packed = pack(model, batch, predicts=method == "predict", outer=chosen.outer_optimizer, **own)
         self.artifacts.update(packed.artifacts)
         self.manifest = packed.manifest
         self.spec = JobSpec(
