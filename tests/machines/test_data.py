@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import pytest
@@ -85,9 +87,9 @@ def test_a_machine_fetches_only_the_rows_of_its_tasks(machines, tmp_path):
 @pytest.mark.long
 def test_every_index_is_trained_although_a_machine_dies(machines, tmp_path):
     server, *workers = machines(["server", "one", "two", "three"])
-    reads = tmp_path / "reads"
-    reads.mkdir()
-    with MachinesCluster(tmp_path, server) as cluster:
+    with TemporaryDirectory() as folder, MachinesCluster(tmp_path, server) as cluster:
+        reads = Path(folder)
+        reads.chmod(0o777)  # root's slots run the code of a job as another user
         for machine in workers:
             cluster.offer(machine, slots=1)
         script = cluster.start_script(COUNTED.format(folder=str(reads)))

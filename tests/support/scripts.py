@@ -125,4 +125,4 @@ def stop(*processes: subprocess.Popen) -> None:
     for process in processes:
         process.terminate()
     for process in processes:
-        process.wait(30)
+        process.wait(DEADLINE_S)
