@@ -57,6 +57,17 @@ def test_what_was_not_trained_is_an_empty_cell():
     assert table.splitlines()[-1] == "| `bsp` |  |  | **85.0** |"
 
 
+def test_smaller_batches_are_beside_one_machine_and_the_usual_batch():
+    smaller = [result("ddc-asgd", 8, rate, score, batch=32) for rate, score in ((0.02, 0.9), (0.01, 0.91))]
+    study = Study([*some_results(), *smaller])
+    assert block(STUDY, "smaller-batches") == ""
+    assert block(study, "smaller-batches").splitlines()[2:] == [
+        "| Fashion-MNIST, an MLP, 3 epochs | `ddc-asgd` | 8 equal "
+        "| 92.0 ± 0.0 (128, 0.05) | 87.3 ± 0.1 (128, 0.05) | 91.0 (32, 0.01) |"
+    ]
+    assert block(study, "fashion-mnist") == block(STUDY, "fashion-mnist")
+
+
 def test_other_rates_are_those_at_which_one_machine_is_not_at_its_best():
     text = block(STUDY, "lower-rates")
     assert text.count("| row |") == 2
