@@ -51,8 +51,8 @@ def python_of_keras2(*, install: bool) -> Path | None:
             print(f"bench: installing {' '.join(packages())} into {folder}", file=sys.stderr)
             shutil.rmtree(folder, ignore_errors=True)
             try:
-                subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=INSTALL_S)
-                install_them = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *packages()]
+                subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=INSTALL_S)
+                install_them = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *packages()]
                 subprocess.run(install_them, check=True, timeout=INSTALL_S)
             except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
                 print(f"bench: no peers of Keras 2: {error}", file=sys.stderr)

@@ -71,7 +71,7 @@ def run(report: Report, *, epochs: int, rates: tuple[float, ...], step_ms: float
     for rate in rates:
         peers["plain fit"][rate] = [train(rate, seed, epochs) for seed in report.seeds]
     for algorithm in ALGORITHMS:
-        emulate = {"step_ms": (step_ms,) * WORKERS}
+        emulate: Any = {"step_ms": (step_ms,) * WORKERS}
         with nfdt.session(workers=WORKERS, algorithm=algorithm, emulate=emulate):
             peers[algorithm] = {rate: [train(rate, seed, epochs) for seed in report.seeds] for rate in rates}
     for rate in rates:

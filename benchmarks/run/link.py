@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -63,10 +64,9 @@ class Peer:
         self._work = work
         choice = make_choice(resolve_algorithm(ALGORITHM, codec=codec), work.size)
         link = EmulatedLink(mbit, LATENCY_MS, threading.Event())
-        options = {"choice": choice, "emulated": link}
         name = f"{codec} {mbit:g}"
         token = worker_token(TOKEN, name)
-        self.client = StreamClient([address], layout_of(work.size), name, token, **options)
+        self.client = StreamClient([address], layout_of(work.size), name, token, choice=choice, emulated=link)
         self._gradients = np.random.default_rng(SEED).normal(0, 0.01, (4, work.size)).astype(np.float32)
         self.client.pull()
 
@@ -112,8 +112,9 @@ def speed(report: Report, case: str, work: Work, codecs: list[str], mbit: float)
 
 def learnt(work: Work, codec: str, mbit: float | None) -> list[float]:
     """Return the test accuracy in % of trainings with this codec, one value per seed."""
-    emulate = {"bandwidth_mbit": (mbit,) * accuracy.WORKERS} if mbit else {}
-    with nfdt.session(workers=accuracy.WORKERS, algorithm="ddc-asgd", codec=codec, emulate=emulate):
+    options: dict[str, Any] = {"emulate": {"bandwidth_mbit": (mbit,) * accuracy.WORKERS}} if mbit else {}
+    options["codec"] = codec
+    with nfdt.session(workers=accuracy.WORKERS, algorithm="ddc-asgd", **options):
         return [100 * accuracy.train(accuracy.RATES[-1], seed, work.epochs).accuracy for seed in work.seeds]
 
 

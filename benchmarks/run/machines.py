@@ -209,7 +209,7 @@ def offer(cluster: MachinesCluster, rig: Rig) -> None:
         list(pool.map(lambda machine: cluster.offer(machine, **slots_of(machine)), list(rig)[1:]))
 
 
-def slots_of(machine: Machine) -> dict[str, int]:
+def slots_of(machine: Machine) -> dict[str, Any]:
     """Return the slots that a machine offers."""
     return {"shards": 1} if machine.name.startswith("shard") else {"slots": 1}
 

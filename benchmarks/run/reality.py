@@ -68,7 +68,7 @@ class Cluster:
         return parse_cluster({"seed": seed, "workers": workers, "shards": {"apply_ms": overhead.exchange_ms}})
 
     @property
-    def emulate(self) -> dict[str, Any]:
+    def emulate(self) -> Any:
         """The machines as the option ``emulate`` of a job."""
         return {"step_ms": self.step_ms, **self._link}
 

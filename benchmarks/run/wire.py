@@ -30,7 +30,7 @@ from nfdt.transport.stream import StreamClient
 SEED = 1
 SIZES = {"0.25M": 250_000, "2.5M": 2_500_000, "25M": 25_000_000}
 
-RoundTrip = Callable[[], None]
+RoundTrip = Callable[[], object]
 RateMeter = Callable[[float], float]
 """Function that measures round trips per second over a number of seconds."""
 

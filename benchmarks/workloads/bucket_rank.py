@@ -24,7 +24,6 @@ def make_step(case: str, bucket: int, reduce: Any, batch: Any) -> Any:
     import keras
 
     from hfdt.runtime import step as steps
-    from hfdt.runtime.shared_denominator import SharedDenominator
     from hfdt.runtime.tensorflow_ranks import HorovodRanks
     from nfdt.model.program.pack import pack
     from nfdt.model.program.state import load_state
@@ -32,7 +31,7 @@ def make_step(case: str, bucket: int, reduce: Any, batch: Any) -> Any:
     model = build(case, keras)
     packed = pack(model, batch)
     steps.BUCKET = bucket
-    state, shared = load_state(packed.artifacts[packed.manifest.state]), SharedDenominator(HorovodRanks())
+    state, shared = load_state(packed.artifacts[packed.manifest.state]), steps.DenominatorInGraph(HorovodRanks())
     return steps.AllreduceStep(model, packed.manifest, state, reduce, shared)
 
 

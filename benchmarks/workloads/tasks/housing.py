@@ -26,8 +26,8 @@ def prepare(x: np.ndarray, y: np.ndarray) -> TaskData:
     """Return inputs (n, 8) and targets (n, 1), both standardised with the training part."""
     order = np.random.default_rng(0).permutation(len(x))
     train, test = np.split(order, [round(TRAIN_SHARE * len(order))])
-    columns = [standardised(each, each[train]) for each in (x, y[:, None])]
-    return TaskData("housing", *(tuple(column[rows] for column in columns) for rows in (train, test)))
+    inputs, targets = (standardised(each, each[train]) for each in (x, y[:, None]))
+    return TaskData("housing", *((inputs[rows], targets[rows]) for rows in (train, test)))
 
 
 def mlp() -> keras.Model:

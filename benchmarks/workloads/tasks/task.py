@@ -38,12 +38,14 @@ class TaskData:
             return self
         order = np.random.default_rng(0).permutation(len(self.train[0]))
         held_out = round(VALIDATION_SHARE * len(order))
-        test, train = (tuple(array[rows] for array in self.train) for rows in (order[:held_out], order[held_out:]))
+        x, y = self.train
+        test, train = ((x[rows], y[rows]) for rows in (order[:held_out], order[held_out:]))
         return TaskData(self.name, train, test)
 
     def take(self, samples: int | None) -> TaskData:
         """Return the data with at most this number of training samples; None: all."""
-        return replace(self, train=tuple(array[:samples] for array in self.train))
+        x, y = self.train
+        return replace(self, train=(x[:samples], y[:samples]))
 
 
 @dataclass(frozen=True)
