@@ -341,8 +341,7 @@ def scaling(results: Sequence[Result]) -> str:
 def commands() -> list[str]:
     """Return every command whose trainings on simulated clusters the tables are made from, once."""
     judged = [claim.command for claims in CLAIMS.values() for claim in claims if claim.find]
-    judged = list(filter(is_trained, judged))
-    return list(dict.fromkeys([*judged, SCALING]))
+    return list(dict.fromkeys([*filter(is_trained, judged), SCALING]))
 
 
 def _change(own: float, other: float) -> str:
