@@ -34,11 +34,16 @@ seed = 7
 [cluster]
 workers = 3
 shards = 2
-options = { algorithm = "asgd", snapshot_s = 0.5, "emulate.step_ms" = 15 }
+options = { algorithm = "asgd", snapshot_s = 2, "emulate.step_ms" = 15 }
+# A shard that is killed right after a snapshot lacks nothing; two of them hardly happen to be.
 [[fault]]
 kind = "kill"
 role = "shard"
 at_s = 2
+[[fault]]
+kind = "kill"
+role = "shard"
+at_s = 5
 [[fault]]
 kind = "kill"
 role = "worker"
