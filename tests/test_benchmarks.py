@@ -48,7 +48,7 @@ from benchmarks.workloads.recommender import ON_SHARDS, ON_WORKERS, PLAIN, Recom
 from benchmarks.workloads.timed_epochs import EpochTimer, Goal, seconds_to, throughput
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.specs.presets import PRESETS
-from nfdt.core.work.spans import COMPUTE, EXCHANGE, SPAN
+from nfdt.core.work.spans import APPLY, COMPUTE, EXCHANGE, SPAN
 
 ROOT = Path(__file__).parents[1]
 
@@ -182,8 +182,11 @@ def test_the_overhead_of_a_step_is_read_from_its_spans():
     spans = np.zeros(1002, SPAN)
     spans["start"][:1001], spans["seconds"] = np.cumsum([0.0, *cycles]), 0.1
     spans["kind"] = [COMPUTE] * 1001 + [EXCHANGE]
-    overhead = reality.overhead_of([spans, spans])
+    shard = np.zeros(3, SPAN)
+    shard["seconds"], shard["kind"] = [0.0005, 0.0005, 0.1], [APPLY, APPLY, COMPUTE]
+    overhead = reality.overhead_of([spans, spans], [shard])
     assert overhead.exchange_ms == pytest.approx(3, abs=0.1)
+    assert overhead.apply_ms == pytest.approx(0.5)
     assert overhead.spread_ms == pytest.approx(1, abs=0.1)
 
 

@@ -20,7 +20,7 @@ import nfdt
 from benchmarks.reports.report import Report, arguments
 from benchmarks.workloads.epochs import now
 from nfdt.cli.simulated import SimulatedSession
-from nfdt.core.work.spans import COMPUTE, read_spans
+from nfdt.core.work.spans import APPLY, COMPUTE, read_spans
 from nfdt.planning.forecast import forecast
 from nfdt.simulate.cluster import ClusterDescription, parse_cluster
 from nfdt.simulate.machines import costs_of
@@ -36,10 +36,12 @@ class Overhead:
 
     Attributes:
         exchange_ms: Milliseconds of a push and its reply, without the transfer over a limited link.
+        apply_ms: The part of them in which the shard applies the push, so that others wait.
         spread_ms: Standard deviation of the milliseconds from the begin of a step to that of the next one.
     """
 
     exchange_ms: float
+    apply_ms: float
     spread_ms: float
 
 
@@ -63,9 +65,10 @@ class Cluster:
 
     def described(self, overhead: Overhead, seed: int = 0) -> ClusterDescription:
         """Return the machines for the simulator, all on one host; the seed is that of their step times."""
-        near = {"machine": "here", **self._link}
+        apply_ms = min(overhead.apply_ms, overhead.exchange_ms)
+        near = {"machine": "here", "latency_ms": (overhead.exchange_ms - apply_ms) / 2, **self._link}
         workers = [{"step_ms": ms, "jitter": overhead.spread_ms / ms, **near} for ms in self.step_ms]
-        return parse_cluster({"seed": seed, "workers": workers, "shards": {"apply_ms": overhead.exchange_ms}})
+        return parse_cluster({"seed": seed, "workers": workers, "shards": {"apply_ms": apply_ms}})
 
     @property
     def emulate(self) -> Any:
@@ -159,20 +162,22 @@ def measured(step_ms: Sequence[float], epochs: int) -> Overhead:
         deliveries = connection.trace(job.job_id)
     processes: dict[str, list[bytes]] = {}
     for delivery in deliveries:
-        if delivery.process.startswith("worker"):
-            processes.setdefault(delivery.process, []).append(delivery.records)
-    return overhead_of([read_spans(records) for records in processes.values()])
+        processes.setdefault(delivery.process, []).append(delivery.records)
+    spans = {process: read_spans(records) for process, records in processes.items()}
+    workers = [found for process, found in spans.items() if process.startswith("worker")]
+    return overhead_of(workers, [found for process, found in spans.items() if process.startswith("shard")])
 
 
-def overhead_of(workers: Sequence[Any]) -> Overhead:
-    """Return the median overhead of workers by their spans; ends of epochs and starts do not count, being few."""
+def overhead_of(workers: Sequence[Any], shards: Sequence[Any]) -> Overhead:
+    """Return the median overhead of processes by their spans; ends of epochs and starts do not count, being few."""
+    applied = [np.median(spans["seconds"][spans["kind"] == APPLY]) for spans in shards]
     exchanges, spreads = [], []
     for spans in workers:
         steps = spans[spans["kind"] == COMPUTE]
         low, usual, high = np.percentile(np.diff(steps["start"]), [16, 50, 84])  # one deviation from the mean
         exchanges.append(usual - np.median(steps["seconds"]))
         spreads.append((high - low) / 2)
-    return Overhead(*(1000 * float(np.median(each)) for each in (exchanges, spreads)))
+    return Overhead(*(1000 * float(np.median(each)) for each in (exchanges, applied, spreads)))
 
 
 def on_workers(row: str, cluster: Cluster, seed: int, epochs: int) -> Outcome:
@@ -235,6 +240,7 @@ def compare(report: Report, rows: Sequence[str], clusters: Sequence[Cluster], ep
     samples, weights = len(digits()[0][1]), build(0).count_params()
     overhead = measured(clusters[0].step_ms, epochs)
     report.add("overhead", "ddc-asgd", "ms to push and reply", overhead.exchange_ms)
+    report.add("overhead", "ddc-asgd", "ms to apply", overhead.apply_ms)
     report.add("overhead", "ddc-asgd", "ms between steps, deviation", overhead.spread_ms)
     met = Counter[str]()
     for cluster in clusters:

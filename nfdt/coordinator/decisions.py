@@ -130,10 +130,10 @@ class SpeedTracker:
         """Return the number of samples of the worker's next step."""
         return self.sizes.of(worker) * self._row_samples if self.sizes else self._reference
 
-    def step_s(self, worker: str) -> float | None:
-        """Return the expected seconds of the worker's next step; None before they are known."""
+    def step_s(self, worker: str, samples: int | None = None) -> float | None:
+        """Return the expected seconds of a worker's step, None: of its next one; None before they are known."""
         line = self.speeds.of(worker).step_time
-        return None if line is None else line.seconds(self.size_of(worker))
+        return None if line is None else line.seconds(self.size_of(worker) if samples is None else samples)
 
     def step_times(self, workers: Sequence[str]) -> dict[str, tuple[StepTime, float]]:
         """Return the step time of each measured worker, and the seconds of its step that are not computation."""

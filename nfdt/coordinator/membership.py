@@ -20,6 +20,7 @@ class Member:
         epoch: Number of the epoch that it began last; None before the first.
         leased_at: Time at which it begins the tasks that it holds: when it got them, or when it is free.
         free_at: Time at which it has finished the task that it computed at its last report, or that of the report.
+        ahead: Number of the held task with whose begin it requests more; None: it does so when it has computed them all.
         in_flight: Numbers of the held tasks that it has begun; they are not sent again.
         early: Number of rows that it has computed of its first task of the next epoch: all it held before is pushed.
         pulls: Whether it pulls weights before it begins the tasks it holds, and after them.
@@ -36,6 +37,7 @@ class Member:
     epoch: int | None = None
     leased_at: float = 0.0
     free_at: float = 0.0
+    ahead: int | None = None
     in_flight: frozenset[int] = frozenset()
     early: int = 0
     pulls: tuple[bool, bool] = (False, False)

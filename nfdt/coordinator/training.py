@@ -232,6 +232,7 @@ class TrainingPhase:
         untrained = b"" if member.name in self._given else self._untrained
         # A request ahead commits to a step that the client may not have permitted yet.
         ahead = self.gate.open and self._decisions.leases.looks_ahead(member, len(tasks), self.book)
+        member.ahead = tasks[-1].task if ahead else None
         overlap, apart = self._decisions.plan.overlap, tasks[0].task in self._backed_up.get(member.name, ())
         budget_s, options = BUDGET * lease_s(len(self._members.ready())), {"look_ahead": ahead, "apart": apart}
         return Work(self._begin.epoch, tasks, budget_s, overlap, untrained, *member.pulls, **options)
@@ -247,8 +248,9 @@ class TrainingPhase:
     def absorb(self, member: Member, report: Report, now: float) -> bool:
         """Mark tasks as finished, requeue those that the worker has not begun, record its speed and running logs."""
         name, samples = member.name, report.samples
-        computes = len(report.in_flight) > self._decisions.plan.overlap  # it has begun one task more than it has pushed
-        member.free_at = now + (self._decisions.speeds.step_s(name) or 0.0 if computes else 0.0)
+        begun = [task for task in self.book.held(name) if task.task == member.ahead and task.task in report.in_flight]
+        computing_s = self._decisions.speeds.step_s(name, begun[0].samples) if begun else None
+        member.free_at, member.ahead = now + (computing_s or 0.0), None
         shared = [n for n in report.finished if self.book.is_shared(name, n)]
         if report.epoch == self._begin.epoch:
             self.metrics.reported(member, report, shared)

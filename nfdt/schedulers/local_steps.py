@@ -13,6 +13,7 @@ from nfdt.schedulers.proportions import proportional_split
 
 FIRST_STEPS = 16  # of local_steps='auto', before a step and a push are measured
 EXCHANGE_SHARE = 0.1  # of a worker's time, in which a push may be on its way
+ALIKE = 1.02  # quotient of two measured speeds that may be the same
 ROUNDING = 1e-9  # rounding error by which a division may fall below a whole number
 RECENT = 5  # tasks and pushes whose median counts
 EARLY_S = 1.0  # of computation, after which a worker asks whether the next epoch has begun
@@ -24,7 +25,7 @@ class LocalStepSizes(LocalSizes):
 
     With v_i batches per second, H steps of the fastest worker, and p_i seconds of a push with its reply::
 
-        H_i = max(1, floor(H v_i / max v))                    a number of steps
+        H_i = max(1, floor(1.02 H v_i / max v))               a number of steps
         H_i = ceil(10 p_i v_i), within 1 and 64               auto
 
     Args:
@@ -76,7 +77,7 @@ class LocalStepSizes(LocalSizes):
         fair = (left_s - busy_s[worker]) / step_s
         if fair >= self._least(worker):
             return self.reference * min(steps, math.ceil(fair - (ROUNDING if push_s > step_s else 0.5)))
-        done_s = min(self._least(worker), rest) * step_s + push_s
+        done_s = busy_s[worker] + min(self._least(worker), rest) * step_s + push_s
         sooner = (
             busy + max(min(self._least(name), rest) * self._step_s[name], self._push_s(name)) + self._push_s(name)
             for name, busy in busy_s.items()
@@ -87,11 +88,10 @@ class LocalStepSizes(LocalSizes):
     def early_rows(self, worker: str) -> int:
         """Return the rows of the next epoch that a worker computes in about :data:`EARLY_S`.
 
-        0: it only waits for the end of the epoch, as its speed is unknown, or a push takes no longer than two steps:
-        replies are taken between two batches, so that the quickest one seems to take a step.
+        0: it only waits for the end of the epoch, as its speed is unknown, or a push takes no longer than a step.
         """
         step_s = self._step_s.get(worker)
-        if step_s is None or self._push_s(worker) <= 2 * step_s:
+        if step_s is None or self._push_s(worker) <= step_s:
             return 0
         return self.reference * max(1, round(EARLY_S / step_s))
 
@@ -136,7 +136,7 @@ class LocalStepSizes(LocalSizes):
         else:
             fastest = min(self._step_s.values())
             for name, own in self._step_s.items():
-                self._steps[name] = max(1, math.floor(self._most * fastest / own + ROUNDING))
+                self._steps[name] = max(1, math.floor(self._most * min(1.0, ALIKE * fastest / own) + ROUNDING))
 
     def _apart(self, worker: str) -> int:
         """Return the steps with which a push takes a tenth of the time between two of them."""

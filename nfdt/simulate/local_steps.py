@@ -54,8 +54,7 @@ class LocalStepWorker(SimulatedWorker):
         self._own.follow(held)
         done, seconds, samples, counted = 0, 0.0, 0, list[bytes]()
         for part in self.trainer.batches_of(task):
-            for sent in self.pipeline.take_arrived() if done else ():
-                self._loop.answered(sent)
+            if done and self.pipeline.take_arrived():
                 self._own.follow(self.pipeline.weights())
             step = yield from super().compute(part, Pulled(self._vector.weights, (self.trainer.position_of(part),)))
             if self._apart:

@@ -67,6 +67,7 @@ class VirtualClient(InProcessClient):
         self._sent = self._arrived = self._taken = 0
         self._pushes = InFlight(overlap, self._take, lambda count: self._arrived - self._taken >= count)
         self._arrival: Signal | None = None
+        self._seconds: dict[int, float] = {}  # of pushes whose replies are not taken
 
     @property
     def unanswered(self) -> int:
@@ -114,6 +115,7 @@ class VirtualClient(InProcessClient):
         replies = self._deliver(leaving)
         size = sum(map(reply_bytes, replies))
         arrives = self._down.send(self._now, [reply_bytes(reply) for reply in replies])
+        self._seconds[leaving.sequence] = arrives - sent_at
         took = arrives - sent_at - self._network.apply_s
         self._agenda.at(arrives, lambda: self._answered(sum(leaving.sizes), size, took))
 
@@ -127,7 +129,7 @@ class VirtualClient(InProcessClient):
 
     def _take(self, sequence: int) -> Pushed:
         self._taken += 1
-        return super()._take(sequence)
+        return replace(super()._take(sequence), seconds=self._seconds.pop(sequence))
 
 
 @dataclass

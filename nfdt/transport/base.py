@@ -60,6 +60,7 @@ class Pushed:
         staleness: Number of updates that the gradient missed, the maximum over the shards.
         applied: False if a shard had received the push before, or dropped it because it was not finite.
         sequence: Number of this reply; see :class:`Pulled`.
+        seconds: Time from the request to the arrival of the reply, which may be taken later; 0: not measured.
     """
 
     weights: Vector | None
@@ -67,12 +68,13 @@ class Pushed:
     staleness: int
     applied: bool
     sequence: int = 0
+    seconds: float = 0.0
 
     @classmethod
-    def of(cls, weights: Vector | None, answers: Sequence[Any], sequence: int) -> Pushed:
+    def of(cls, weights: Vector | None, answers: Sequence[Any], sequence: int, seconds: float = 0.0) -> Pushed:
         """Return the union of the shards' answers, each with its version, staleness and whether it was applied."""
         versions, applied = tuple(answer.version for answer in answers), all(answer.applied for answer in answers)
-        return cls(weights, versions, max(answer.staleness for answer in answers), applied, sequence)
+        return cls(weights, versions, max(answer.staleness for answer in answers), applied, sequence, seconds)
 
 
 class PushOptions(TypedDict, total=False):

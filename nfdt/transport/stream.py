@@ -141,7 +141,7 @@ class StreamClient:
         self._pushes.check_pull()
         header = Frame(kind=PULL, version=min_version, kept=kept)
         self._ask(header, [np.empty(0, np.uint8)] * len(self._links), exact=exact)
-        weights, headers = self._answers(self._sequence)
+        weights, headers, _ = self._answers(self._sequence)
         self._newest = self._sequence
         return Pulled(weights, tuple(header.version for header in headers), self._sequence)
 
@@ -244,28 +244,29 @@ class StreamClient:
         if (lookup := self._lookups.pop(sequence, None)) is not None:
             self._wait(sequence)
             return lookup.rows()
-        weights, headers = self._answers(sequence)
+        weights, headers, seconds = self._answers(sequence)
         sent = all(header.kind == WEIGHTS for header in headers)
         if sent:
             self._newest = sequence
-        return Pushed.of(weights if sent else None, headers, sequence)
+        return Pushed.of(weights if sent else None, headers, sequence, seconds)
 
-    def _answers(self, sequence: int) -> tuple[Any, list[Frame]]:
-        """Wait for the shards' replies to the oldest request, and join their weights."""
+    def _answers(self, sequence: int) -> tuple[Any, list[Frame], float]:
+        """Wait for the shards' replies to the oldest request; return joined weights, headers, and seconds on the way."""
         weights, requests, answers = self._wait(sequence)
         headers = [answer.header for answer in answers]
+        seconds = max(answer.arrived_at for answer in answers) - requests[0].asked_at
         if self._coding:
             self._measure(self._coding, requests, answers)
             if not all(answer.has_weights for answer in answers):
-                return weights, headers
+                return weights, headers, seconds
             parts = [answer.delta or answer.shared for answer in answers]
-            return self._coding.decode(sequence, parts, weights), headers
+            return self._coding.decode(sequence, parts, weights), headers, seconds
         if len(answers) == 1 and answers[0].shared is not None:
-            return answers[0].shared, headers
+            return answers[0].shared, headers, seconds
         for answer, bound in zip(answers, self._bounds, strict=True):
             if answer.shared is not None:
                 np.copyto(weights[bound], answer.shared)
-        return weights, headers
+        return weights, headers, seconds
 
     def _wait(self, sequence: int) -> tuple[Vector, list[ShardRequest], list[ShardAnswer]]:
         """Wait for the shards' replies to the oldest request."""

@@ -306,12 +306,7 @@ class WorkerLoop:
             want_weights=want_weights and task.parts <= 1,
             compute_s=compute_s,
         )
-        self._times.sent(task.task)
         self.statistics.batch_sizes[samples] += 1
-
-    def answered(self, sent: list[tuple[Task, int]]) -> None:
-        """Record that the reply to a push is taken, which may be while a step is computed; later calls do nothing."""
-        self.statistics.push_s += self._times.answered(sent[-1][0].task)
 
     def _await_replies(self, unanswered: int) -> Generator[Want, Any, None]:
         """Take replies of the shards; no computation hides the time spent here."""
@@ -319,7 +314,8 @@ class WorkerLoop:
         for sent, pushed in (yield self._driver.await_replies, unanswered):
             self.statistics.staleness[pushed.staleness] += 1
             self.statistics.dropped += not pushed.applied
-            self.answered(sent)
+            self.statistics.push_s += pushed.seconds
+            self._times.pushed(sent[-1][0].task, pushed.seconds)
             self._finished += sent
         ended = self._clock()
         self.statistics.exchange_s += ended - began

@@ -80,15 +80,15 @@ class Pipeline(Generic[Tag]):
         answers, self._taken = self._taken, []
         return answers
 
-    def take_arrived(self) -> list[Tag]:
-        """Hold the weights of the replies that have arrived; return the tags of their pushes.
+    def take_arrived(self) -> bool:
+        """Hold the weights of the replies that have arrived; return whether there are any.
 
         For a worker that goes on with weights of its own; :meth:`await_replies` returns these replies later.
         """
         before = len(self._taken)
         while self._sent and self._sent[0][1].arrived:
             self._take_oldest()
-        return [tag for tag, _ in self._taken[before:]]
+        return len(self._taken) > before
 
     def _take_oldest(self) -> None:
         tag, pending = self._sent.popleft()

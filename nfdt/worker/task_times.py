@@ -17,7 +17,7 @@ class TaskTimes:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._tasks: dict[int, tuple[float, float]] = {}
-        self._pushes: dict[int, tuple[float, float]] = {}  # when a push was sent, and its duration
+        self._pushes: dict[int, float] = {}
         self.begin(0.0)
 
     def begin(self, compute_s: float) -> None:
@@ -34,18 +34,9 @@ class TaskTimes:
         self._at, self._computed_s = now, compute_s
         self._done += 1
 
-    def sent(self, task: int) -> None:
-        """Record that the push of this task is sent."""
-        self._pushes[task] = (self._clock(), 0.0)
-
-    def answered(self, task: int) -> float:
-        """Record that the reply to the push of this task is taken; return the seconds since, 0 the second time."""
-        sent_at, known_s = self._pushes.get(task, (0.0, 1.0))
-        if known_s:
-            return 0.0
-        seconds = self._clock() - sent_at
-        self._pushes[task] = (sent_at, seconds)
-        return seconds
+    def pushed(self, task: int, seconds: float) -> None:
+        """Record the time from the push of this task to the arrival of its reply."""
+        self._pushes[task] = seconds
 
     def over(self, budget_s: float) -> bool:
         """Whether a task of the lease is finished and the budget is spent; 0 is no limit."""
@@ -53,8 +44,5 @@ class TaskTimes:
 
     def taken(self, tasks: Iterable[int]) -> dict[int, ins.TaskTime]:
         """Return the times of these tasks, where there are any, and forget them."""
-        times = {
-            task: ins.TaskTime(*self._tasks.pop(task, (0.0, 0.0)), self._pushes.pop(task, (0.0, 0.0))[1])
-            for task in tasks
-        }
+        times = {task: ins.TaskTime(*self._tasks.pop(task, (0.0, 0.0)), self._pushes.pop(task, 0.0)) for task in tasks}
         return {task: time for task, time in times.items() if time.compute_s + time.exchange_s > 0}

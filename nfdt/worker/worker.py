@@ -368,8 +368,7 @@ class Worker(LoopDriver):
         for part in self._batches_of(task):
             if self.stopped() or self.moved():
                 break  # nothing of this task counts
-            for sent in self.pipeline.take_arrived() if done else ():
-                self._loop.answered(sent)
+            if done and self.pipeline.take_arrived():
                 own.follow(self.pipeline.weights())
             batch, step_began = self._prepared(part), time.perf_counter()
             if not statistics.steps + done:

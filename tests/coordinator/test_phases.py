@@ -31,23 +31,23 @@ class Policy(Free):
 class Phase:
     """Epoch of some tasks with one worker and leases of ``lease`` tasks."""
 
-    def __init__(self, tasks, lease):
-        self.policy, self.stepped = Policy(), []
+    def __init__(self, tasks, lease, *, ahead=False):
+        self.policy, self.stepped, self.begins = Policy(), [], []
         decisions = SimpleNamespace(
             policy=self.policy,
             leases=SimpleNamespace(
                 divides=False,
                 backs_up=False,
                 size=lambda *_: lease,
-                looks_ahead=lambda *_: False,
+                looks_ahead=lambda *_: ahead,
                 step_s=lambda _: 0.0,
             ),
             plan=SimpleNamespace(overlap=1),
             speeds=SimpleNamespace(
                 stepped=lambda worker, samples, time: self.stepped.append((samples, time)),
-                step_s=lambda worker: None,
+                step_s=lambda worker, samples=1: 5.0 * samples,
                 look=lambda now: None,
-                leased=lambda worker, tasks, begins: None,
+                leased=lambda worker, tasks, begins: self.begins.append(begins),
             ),
         )
         members = Membership(1, 0.0)
@@ -76,6 +76,24 @@ def test_tasks_without_times_of_their_own_share_the_time_of_their_lease():
     phase.ask(now=10.0)
     phase.report(now=13.0, finished=(0, 1, 2), times={2: TaskTime(0.25)})
     assert [time.compute_s for _, time in phase.stepped] == [1.0, 1.0, 0.25]
+
+
+def test_a_task_that_is_requested_ahead_begins_when_the_one_before_it_ends():
+    phase = Phase(3, lease=1, ahead=True)
+    (first,) = phase.ask(now=10.0).tasks
+    phase.report(now=11.0, in_flight=frozenset([first.task]))  # nothing else is on its way
+    (second,) = phase.ask(now=11.0).tasks
+    phase.report(now=17.0, finished=(first.task,), in_flight=frozenset())
+    assert second.task != first.task
+    assert phase.begins == [10.0, 16.0]
+
+
+def test_a_push_that_is_unanswered_keeps_no_worker_busy():
+    phase = Phase(3, lease=1)
+    (first,) = phase.ask().tasks
+    phase.report(now=11.0, in_flight=frozenset([first.task]))
+    phase.ask(now=11.0)
+    assert phase.begins == [0.0, 11.0]
 
 
 def test_a_worker_for_which_nothing_is_left_blocks_no_other():

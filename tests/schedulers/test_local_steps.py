@@ -31,6 +31,11 @@ def test_the_fastest_makes_all_steps_and_others_in_proportion():
     assert "a" not in sizes.steps
 
 
+def test_speeds_that_differ_by_a_measurement_are_the_same():
+    sizes = measured(LocalStepSizes(BATCH, 16), {"a": 0.01, "b": 0.01015, "c": 0.0405, "d": 0.042})
+    assert sizes.steps == {"a": 16, "b": 16, "c": 4, "d": 3}
+
+
 def test_one_task_shows_a_speed_and_the_first_one_counts_least():
     sizes = measured(LocalStepSizes(BATCH, 16), {"a": 0.01, "b": 0.04}, tasks=1)
     assert sizes.steps == {"a": 16, "b": 4}
@@ -137,6 +142,16 @@ def test_a_slow_worker_leaves_the_last_batches_to_a_faster_one_that_is_soon_done
     sizes.look(10.3)
     assert sizes.next("fast", 1 * BATCH) == 2 * BATCH, "or what is left"
     assert sizes.next("slow", 1 * BATCH) == 1 * BATCH, "nobody is busy, so somebody must begin"
+
+
+def test_a_worker_that_is_busy_itself_leaves_the_last_batches_to_one_that_is_sooner_done():
+    sizes = measured(LocalStepSizes(BATCH, 16), {"a": 0.1, "b": 0.1})
+    sizes.look(10.0)
+    sizes.leased("a", 16 * BATCH, 10.0)  # it asks for more at once
+    sizes.leased("b", 4 * BATCH, 10.0)
+    assert sizes.next("a", 2 * BATCH) == 0
+    sizes.look(10.4)
+    assert sizes.next("b", 2 * BATCH) >= 2 * BATCH
 
 
 def test_where_a_push_takes_longer_than_a_step_no_rest_is_left_for_another_one():

@@ -62,21 +62,21 @@ class LatePush:
 
     arrived = False
 
-    def __init__(self, pushed):
-        self._pushed = pushed
+    def __init__(self, pushed, clock):
+        self._pushed, self._clock, self._sent_at = pushed, clock, clock()
 
     def result(self):
-        return self._pushed
+        return replace(self._pushed, seconds=self._clock() - self._sent_at)
 
 
 class LateShards:
     """Client of shards of one weight, which answer no push before somebody waits for it.
 
-    ``pushed`` takes the numbers of the tasks of each push.
+    ``pushed`` takes the numbers of the tasks of each push; ``clock`` returns the worker's time.
     """
 
-    def __init__(self, pushed):
-        self._pushed = pushed
+    def __init__(self, pushed, clock):
+        self._pushed, self._clock = pushed, clock
 
     def pull(self, *, exact=True, kept=False):
         return Pulled(np.zeros(1, np.float32), (0,))
@@ -84,7 +84,7 @@ class LateShards:
     def begin_push(self, gradient, *, tasks, **options):
         self._pushed(tasks)
         weights = np.zeros(1, np.float32) if options["want_weights"] else None
-        return LatePush(Pushed(weights, (0,), 0, True))
+        return LatePush(Pushed(weights, (0,), 0, True), self._clock)
 
 
 class SimulatedWorker(LoopDriver):
@@ -98,7 +98,7 @@ class SimulatedWorker(LoopDriver):
         self.instruction = None
         self.epoch, self.samples, self.begun, self._computed = 0, 0, [], {}
         self._now = 0.0  # its own clock, which passes as it computes
-        super().__init__(cluster.spec, LateShards(self._pushed))
+        super().__init__(cluster.spec, LateShards(self._pushed, lambda: self._now))
         self._loop = WorkerLoop(self, lambda: self._now)
         self._wants = self._loop.run()
         _, self.report = next(self._wants)

@@ -48,6 +48,7 @@ from nfdt.shard import listener, loop_engine
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
 from tests.support import raw_stream
+from tests.support.eventually import eventually
 from tests.support.raw_stream import encode
 from tests.support.shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_weights
 from tests.support.streams import LARGE, RATE, TOKEN, WORKER_TOKEN, FrameRelay, exchange, serve
@@ -276,6 +277,18 @@ def test_pushes_that_overlap_are_sent_again_in_order_and_applied_once(share_memo
         client.close()
         relay.stop()
         running.stop(0)
+
+
+def test_a_push_lasts_until_its_answer_arrives_whenever_it_is_taken(shard):
+    client = StreamClient([shard.address], LAYOUT, "w", WORKER_TOKEN, timeout_s=20, overlap=1)
+    client.pull()
+    began = time.monotonic()
+    pending = client.begin_push(gradients(1)[0], samples=1)
+    assert eventually(lambda: pending.arrived)
+    arrived = time.monotonic()
+    assert eventually(lambda: time.monotonic() > arrived + 0.1)
+    assert 0 < pending.result().seconds <= arrived - began
+    client.close()
 
 
 def test_all_pushes_in_flight_fail_when_the_shard_is_gone(relay):
