@@ -99,20 +99,16 @@ class Outcome:
     accuracy: float
 
 
-class EpochSeconds(keras.callbacks.Callback):
-    """Real seconds of each epoch."""
+class EpochEnds(keras.callbacks.Callback):
+    """Times at which epochs end: workers may begin the next one before the script does."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seconds: list[float] = []
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Record the start of the epoch."""
-        self._began = now()
+        self.ends: list[float] = []
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Add the seconds of the epoch."""
-        self.seconds.append(now() - self._began)
+        """Add the time."""
+        self.ends.append(now())
 
 
 def distance(one: Mapping[int, int], other: Mapping[int, int]) -> float:
@@ -180,12 +176,17 @@ def overhead_of(workers: Sequence[Any], shards: Sequence[Any]) -> Overhead:
     return Overhead(*(1000 * float(np.median(each)) for each in (exchanges, applied, spreads)))
 
 
+def seconds_per_epoch(ends: Sequence[float]) -> float:
+    """Return the mean seconds of an epoch by the times at which epochs ended; the first one does not count."""
+    return (ends[-1] - ends[0]) / (len(ends) - 1)
+
+
 def on_workers(row: str, cluster: Cluster, seed: int, epochs: int) -> Outcome:
     """Train on real workers whose steps and links are emulated."""
-    timed = EpochSeconds()
+    timed = EpochEnds()
     session = nfdt.session(workers=len(cluster.step_ms), algorithm=row, emulate=cluster.emulate)
     outcome = train(session, seed, epochs, [timed])
-    outcome.epoch_s = statistics.median(timed.seconds[1:])
+    outcome.epoch_s = seconds_per_epoch(timed.ends)
     return outcome
 
 
@@ -194,8 +195,7 @@ def simulated(row: str, cluster: Cluster, overhead: Overhead, seed: int, epochs:
     options = resolve({"workers": len(cluster.step_ms), "algorithm": row})
     session = SimulatedSession(options, cluster.described(overhead, seed))
     outcome = train(session, seed, epochs)
-    ends = [point.at_s for point in session.jobs[0].record.points if point.ends_epoch]
-    outcome.epoch_s = (ends[-1] - ends[0]) / (epochs - 1)
+    outcome.epoch_s = seconds_per_epoch([point.at_s for point in session.jobs[0].record.points if point.ends_epoch])
     return outcome
 
 

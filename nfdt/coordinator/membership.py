@@ -20,7 +20,7 @@ class Member:
         epoch: Number of the epoch that it began last; None before the first.
         leased_at: Time at which it begins the tasks that it holds: when it got them, or when it is free.
         free_at: Time at which it has finished the task that it computed at its last report, or that of the report.
-        ahead: Number of the held task with whose begin it requests more; None: it does so when it has computed them all.
+        ahead: Number of the held task with whose begin it requests more; None: it has computed them all when it does.
         in_flight: Numbers of the held tasks that it has begun; they are not sent again.
         early: Number of rows that it has computed of its first task of the next epoch: all it held before is pushed.
         pulls: Whether it pulls weights before it begins the tasks it holds, and after them.

@@ -251,7 +251,7 @@ class StreamClient:
         return Pushed.of(weights if sent else None, headers, sequence, seconds)
 
     def _answers(self, sequence: int) -> tuple[Any, list[Frame], float]:
-        """Wait for the shards' replies to the oldest request; return joined weights, headers, and seconds on the way."""
+        """Wait for the shards' replies to the oldest request; return the joined weights, the headers, and seconds."""
         weights, requests, answers = self._wait(sequence)
         headers = [answer.header for answer in answers]
         seconds = max(answer.arrived_at for answer in answers) - requests[0].asked_at
