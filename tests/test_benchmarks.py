@@ -166,7 +166,7 @@ def test_forecasts_are_compared_with_what_happens(tmp_path, capsys):
 @pytest.mark.long
 def test_reality_compares_a_simulated_job_with_real_workers(tmp_path, capsys):
     report = Report("reality", [0])
-    reality.compare(report, ["ddc-asgd"], [reality.Cluster("2 equal", (20.0, 20.0), 100.0)], epochs=2)
+    reality.compare(report, ["ddc-asgd"], [reality.Cluster("2 equal", (20.0, 20.0), 100.0)], epochs=3)
     got = written(report, tmp_path)
     figures = {row["unit"]: row["value"] for row in got["rows"]}
     assert figures["s per epoch simulated"] == pytest.approx(figures["s per epoch planned"], rel=0.1)

@@ -17,6 +17,7 @@ ALIKE = 1.02  # quotient of two measured speeds that may be the same
 ROUNDING = 1e-9  # rounding error by which a division may fall below a whole number
 RECENT = 5  # tasks and pushes whose median counts
 EARLY_S = 1.0  # of computation, after which a worker asks whether the next epoch has begun
+UNKNOWN_SHARE = 0.25  # of an equal share of an epoch, for a task of unknown duration
 LEAST_SHARE = 8  # a task at the end of an epoch has at least this part of a worker's steps
 
 
@@ -66,11 +67,13 @@ class LocalStepSizes(LocalSizes):
         T = (R + sum r) / sum v seconds, and worker i trains T v_i - r_i more batches, rounded. If that is less than the
         smallest task, it gets the smallest one; or none, if a worker that is busy will be sooner done with one.
         What is rounded off needs a push of its own, so where that takes longer than a step it is rounded up.
+        While a speed is unknown, a task is at most a quarter of an equal share of the rest: its worker may be slow.
         """
-        steps = self._steps.get(worker)
+        steps, rest = self._steps.get(worker), left / self.reference
         if steps is None or not self._is_known:
-            return self.of(worker)
-        rest, busy_s = left / self.reference, {n: max(0.0, self._ends.get(n, 0.0) - self._now) for n in self._step_s}
+            share = UNKNOWN_SHARE * rest / len(self._steps) if len(self._steps) > 1 else rest
+            return min(self.of(worker), self.reference * max(1, math.ceil(share)))
+        busy_s = {n: max(0.0, self._ends.get(n, 0.0) - self._now) for n in self._step_s}
         held = sum(seconds / self._step_s[name] for name, seconds in busy_s.items())
         left_s = (rest + held) / sum(1 / each for each in self._step_s.values())
         step_s, push_s = self._step_s[worker], self._push_s(worker)

@@ -99,13 +99,23 @@ def test_tasks_of_batches_by_index_count_their_samples():
     assert [(task.start, task.stop, task.samples) for task in tasks] == [(0, 4, 128), (4, 8, 128), (8, 10, 64)]
 
 
+def test_a_worker_of_unknown_speed_gets_a_quarter_of_its_share_at_most():
+    sizes = LocalStepSizes(BATCH, 16)
+    for worker in ("a", "b"):
+        sizes.joined(worker)
+    assert sizes.next("a", 1000 * BATCH) == 16 * BATCH
+    assert sizes.next("a", 40 * BATCH) == 5 * BATCH
+    assert sizes.next("a", 1 * BATCH) == 1 * BATCH
+    sizes.trained("a", 5 * BATCH, 0.5, 0.0)
+    assert sizes.next("a", 40 * BATCH) == 5 * BATCH, "the other one may be slow"
+
+
 def test_the_end_of_an_epoch_is_divided_by_speed():
     sizes = measured(LocalStepSizes(BATCH, 16), {"a": 0.01, "b": 0.03})
     assert sizes.next("a", 100 * BATCH) == 16 * BATCH
     assert sizes.next("a", 8 * BATCH) == 6 * BATCH
     assert sizes.next("b", 8 * BATCH) == 2 * BATCH
     assert sizes.next("a", 1 * BATCH) == 2 * BATCH, "an eighth of its steps, or what is left"
-    assert sizes.next("unknown", 1 * BATCH) == 16 * BATCH
 
 
 def test_the_last_tasks_of_an_epoch_end_together():
