@@ -173,10 +173,8 @@ class BatchSizes(LocalSizes):
     def _shared(self, total: int, times: Mapping[str, StepTime]) -> dict[str, int]:
         """Divide the total within the bounds so that all workers take the same time."""
         least, most, unit = self.bounds.least, self.bounds.most, self.bounds.multiple
-        lines = [StepTime(time.alpha_s, time.beta_s * unit) for time in times.values()]
-        most = None if most is None else most // unit
-        counts = equal_time_split(total // unit, lines, least=max(1, least // unit), most=most)
-        return {worker: unit * count for worker, count in zip(times, counts, strict=True)}
+        counts = equal_time_split(total, list(times.values()), least=least, most=most, unit=unit)
+        return dict(zip(times, counts, strict=True))
 
     def _differs(self, planned: Mapping[str, int]) -> bool:
         return any(abs(planned[w] - now) > THRESHOLD * now for w, now in self._sizes.items())

@@ -5,6 +5,7 @@ We define all of this; see docs/algorithms/group-sync.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,6 +13,8 @@ from nfdt.schedulers.batch_policies import LocalSizes
 from nfdt.schedulers.grouping import Groups
 from nfdt.schedulers.proportions import equal_time_split, proportional_split
 from nfdt.schedulers.throughput import StepTime
+
+UNITS = 16  # parts of a batch, of which members of groups have whole numbers
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,9 @@ def share_out(
         tau_g = T_g * sum_{h != g} 1 / T_h   psi_g = min(1, G / (1 + tau_g))
         rate  = psi_g * G * B_g / B          their mean is 1 if every psi is 1
 
+    Rows that follow speed are multiples of :func:`row_unit`, so that steps, which JAX compiles for each number of rows,
+    are compiled for few of them.
+
     Args:
         groups: Members of each group.
         times: Step time of every member.
@@ -106,14 +112,25 @@ def share_out(
     )
 
 
+def row_unit(local_batch: int, *bounds: int) -> int:
+    """Return the greatest common divisor of the batch and its bounds that is at most a sixteenth of the batch.
+
+    >>> row_unit(128), row_unit(100), row_unit(128, 300), row_unit(13)
+    (8, 5, 4, 1)
+    """
+    common = math.gcd(local_batch, *bounds)
+    return next(unit for unit in range(max(1, local_batch // UNITS), 0, -1) if common % unit == 0)
+
+
 def _rows(
     groups: Groups, times: Mapping[int, StepTime], local_batch: int, least: int, most: int | None
 ) -> list[list[int]]:
     members = [member for group in groups for member in group]
     rates = [times[member].samples_per_s(local_batch) for member in members]
-    split = proportional_split(local_batch * len(members), rates, least=least, most=most)
+    unit = row_unit(local_batch, *(bound for bound in (least, most) if bound and bound > 1))
+    split = proportional_split(local_batch * len(members), rates, least=least, most=most, unit=unit)
     own = dict(zip(members, split, strict=True))
     return [
-        equal_time_split(sum(own[m] for m in group), [times[m] for m in group], least=least, most=most)
+        equal_time_split(sum(own[m] for m in group), [times[m] for m in group], least=least, most=most, unit=unit)
         for group in groups
     ]

@@ -75,7 +75,13 @@ def water_fill(
 
 
 def equal_time_split(
-    total: int, times: Sequence[StepTime], *, least: int = 0, most: int | None = None, smallest: int = 0
+    total: int,
+    times: Sequence[StepTime],
+    *,
+    least: int = 0,
+    most: int | None = None,
+    smallest: int = 0,
+    unit: int = 1,
 ) -> list[int]:
     """Return whole samples for each worker so that all end together, within the time of one sample each.
 
@@ -85,10 +91,19 @@ def equal_time_split(
         least: Minimum number of samples of one worker; every worker gets them.
         most: Maximum number of samples of one worker; None for no bound.
         smallest: A worker that would get fewer is left out and gets none (``least`` must be 0).
+        unit: All numbers are multiples of it, except that one worker gets the rest of the total, too. The bounds are
+            taken to the next multiples between them.
 
     Raises:
         ValueError: The total lies outside the bounds, or there are no workers.
     """
+    if unit > 1:
+        lines = [StepTime(time.alpha_s, time.beta_s * unit) for time in times]
+        bounds = {"least": -(-least // unit), "smallest": -(-smallest // unit)}
+        units = equal_time_split(total // unit, lines, most=None if most is None else most // unit, **bounds)
+        counts, rest = [unit * count for count in units], total % unit
+        counts[min(range(len(times)), key=lambda i: times[i].seconds(counts[i] + rest))] += rest
+        return counts
     chosen = list(range(len(times)))
     bound = math.inf if most is None else most
     while True:
@@ -103,7 +118,9 @@ def equal_time_split(
     return counts
 
 
-def proportional_split(total: int, rates: Sequence[float], *, least: int = 0, most: int | None = None) -> list[int]:
+def proportional_split(
+    total: int, rates: Sequence[float], *, least: int = 0, most: int | None = None, unit: int = 1
+) -> list[int]:
     """Return whole samples for each worker in proportion to its speed, between ``least`` and ``most``.
 
     Args:
@@ -111,11 +128,12 @@ def proportional_split(total: int, rates: Sequence[float], *, least: int = 0, mo
         rates: Samples per second of each worker, > 0, on any scale.
         least: Minimum number of samples of one worker.
         most: Maximum number of samples of one worker; None for no bound.
+        unit: See :func:`equal_time_split`.
 
     Raises:
         ValueError: The total lies outside the bounds, or there are no workers.
     """
-    return equal_time_split(total, [StepTime(0.0, 1 / rate) for rate in rates], least=least, most=most)
+    return equal_time_split(total, [StepTime(0.0, 1 / rate) for rate in rates], least=least, most=most, unit=unit)
 
 
 def _whole(total: int, shares: Sequence[float]) -> list[int]:
