@@ -441,7 +441,10 @@ def test_a_wrong_address_or_token_is_reported_before_the_script_works(fake):
 
 
 @pytest.mark.feature(
-    "Models made under `tf.distribute`", area="Models", status="refused", note="remove the strategy's scope"
+    "Models made under `tf.distribute`, but for `MirroredStrategy`",
+    area="Models",
+    status="refused",
+    note="remove the strategy's scope",
 )
 def test_a_model_under_a_strategy_is_refused(session, fake):
     tf = pytest.importorskip("tensorflow")
