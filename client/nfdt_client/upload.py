@@ -18,6 +18,7 @@ from nfdt.core.arrays.pytree import as_array
 from nfdt.core.arrays.safetensors_io import mapped
 from nfdt.core.errors import ProtocolError, UsageError
 from nfdt.core.wire import jobs_pb2 as pb
+from nfdt.core.wire.deflated import Deflater
 from nfdt.core.wire.status import translated
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.state import State, StateRanges, load_state
@@ -113,8 +114,10 @@ def _send(connection: JobsClient, blob: Blob, have_bytes: int) -> int:
         head = pb.Chunk(sha256=blob.sha256, total_bytes=blob.size)
         if not blob.size:
             yield head
+        deflater = Deflater()
         for offset, data in blob.chunks(start):
-            chunk = pb.Chunk(offset=offset, data=data)
+            packed, deflated = deflater.pack(data)
+            chunk = pb.Chunk(offset=offset, data=packed, deflated=deflated)
             if offset == start:
                 chunk.MergeFrom(head)
             yield chunk

@@ -13,6 +13,7 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire import workers_pb2_grpc
 from nfdt.core.wire.channel import MAX_REPORT_BYTES
 from nfdt.core.wire.chunks import split, spooled
+from nfdt.core.wire.deflated import Deflater
 from nfdt.core.wire.status import answering
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.pool_slot import PoolSlot
@@ -133,8 +134,10 @@ class WorkersService(workers_pb2_grpc.WorkersServicer):
             if wanted
             else self._artifacts.chunks(request.sha256, request.offset)
         )
+        deflater = Deflater()
         for offset, total, data in chunks:
-            yield pb.FetchChunk(offset=offset, total_bytes=total, data=data)
+            packed, deflated = deflater.pack(data)
+            yield pb.FetchChunk(offset=offset, total_bytes=total, data=packed, deflated=deflated)
 
 
 def _ended(request: pb.NextRequest) -> pb.NextReply:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import zlib
 from collections.abc import Iterator
 from concurrent import futures
 from types import SimpleNamespace
@@ -11,11 +12,13 @@ from types import SimpleNamespace
 import grpc
 import numpy as np
 import pytest
+from nfdt_client.connection import JobsClient
+from nfdt_client.upload import Blob, upload
 
 from nfdt.core.errors import AuthenticationFailed, PolicyRefused, ProtocolError, UsageError
 from nfdt.core.jobs.artifacts import CHUNK_BYTES, MAX_RANGES
+from nfdt.core.wire import deflated, workers_pb2_grpc
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.core.wire import workers_pb2_grpc
 from nfdt.core.wire.channel import open_channel
 from nfdt.core.work import artifacts
 from nfdt.core.work.artifacts import ArtifactReader
@@ -71,6 +74,35 @@ def test_an_artifact_of_many_chunks_arrives_whole_and_is_kept(job, reader, tmp_p
     assert there.read(job.name) == job.data, "it is fetched once"
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "ranges"])
+def test_over_a_slow_link_what_has_zeros_is_compressed(start, cluster, reader, monkeypatch, whole):
+    monkeypatch.setattr(deflated, "SLOW_BYTES_PER_S", float("inf"))
+    packed = []
+
+    def pack(self, data, real=deflated.Deflater.pack):
+        packed.append(real(self, data))
+        return packed[-1]
+
+    monkeypatch.setattr(deflated.Deflater, "pack", pack)
+    client = start(shards=1)
+    data = bytes(3 * CHUNK_BYTES) + b"end"
+    blob = Blob(data)
+    connection = JobsClient(cluster.server.address, TOKEN)
+    assert upload(connection, {blob.sha256: blob}) == len(data)
+    connection.close()
+    assert [compressed for _, compressed in packed] == [False, True, True, False]
+    packed.clear()
+    spec = client.spec(epochs=1, workers=1)
+    spec["train"]["arrays"] = [blob.sha256]
+    there = reader(client.submit(spec))
+    if whole:
+        assert there.read(blob.sha256) == data
+    else:
+        assert b"".join(there.fetch_ranges(blob.sha256, [(5, len(data) - 5)])) == data[5:]
+    assert there.fetched_bytes == len(data) - (0 if whole else 5)
+    assert [compressed for _, compressed in packed][:3] == [False, True, True]
+
+
 def test_what_was_damaged_on_the_server_is_refused_and_not_kept(job, reader, tmp_path, cluster):
     file = cluster.state_dir / "artifacts" / job.name
     file.write_bytes(job.data[:-1] + b"x")
@@ -121,8 +153,9 @@ def liar() -> Iterator:
         [pb.FetchChunk(offset=0, total_bytes=4, data=b"evil")],
         [pb.FetchChunk(offset=0, total_bytes=4, data=b"goo")],
         [],
+        [pb.FetchChunk(offset=0, total_bytes=4, data=zlib.compress(b"good" * 2), deflated=True)],
     ],
-    ids=["oversized", "goes on", "another place", "damaged", "truncated", "nothing"],
+    ids=["oversized", "goes on", "another place", "damaged", "truncated", "nothing", "oversized when inflated"],
 )
 def test_what_is_not_the_artifact_is_refused_and_not_kept(liar, reader, tmp_path, chunks):
     liar.chunks.extend(chunks)

@@ -21,6 +21,7 @@ from nfdt.core.specs.job import JobSpec, parse_job
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire import jobs_pb2_grpc
 from nfdt.core.wire.channel import make_server, same_token
+from nfdt.core.wire.deflated import inflated
 from nfdt.core.wire.status import answering
 from nfdt.model.program.manifest import Manifest
 from nfdt.model.program.state import dump_state, load_state
@@ -102,8 +103,9 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):
         limit = self.break_upload_after.pop(0) if self.break_upload_after else None
         for chunk in [first, *request_iterator]:
             assert chunk.offset == len(held)
-            held += chunk.data
-            self.received_bytes += len(chunk.data)
+            data = inflated(chunk.data, chunk.deflated, 4 * 2**20)
+            held += data
+            self.received_bytes += len(data)
             self.partial[name] = held
             if limit is not None and len(held) >= limit:
                 context.abort(grpc.StatusCode.UNAVAILABLE, "the cable was pulled")

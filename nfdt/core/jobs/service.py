@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import threading
@@ -25,6 +26,7 @@ from nfdt.core.specs.job import parse_job
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire import jobs_pb2_grpc
 from nfdt.core.wire.channel import token_of
+from nfdt.core.wire.deflated import inflated
 from nfdt.core.wire.status import answering
 from nfdt.core.work.artifacts import artifact_names
 
@@ -137,13 +139,12 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
             raise ProtocolError("Upload: expected at least one chunk. Received: none.")
 
         def chunks() -> Iterator[tuple[int, bytes]]:
-            yield first.offset, first.data
-            for chunk in request_iterator:
+            for chunk in itertools.chain([first], request_iterator):
                 if len(chunk.data) > MAX_CHUNK_BYTES:
                     raise ProtocolError(
                         f"Chunk: expected at most {MAX_CHUNK_BYTES} bytes. Received: {len(chunk.data)}."
                     )
-                yield chunk.offset, chunk.data
+                yield chunk.offset, inflated(chunk.data, chunk.deflated, MAX_CHUNK_BYTES)
 
         holder = self._holder(context)
         self.artifacts.expire(self._needed)

@@ -143,6 +143,7 @@ class Chunk(google.protobuf.message.Message):
     SHA256_FIELD_NUMBER: builtins.int
     TOTAL_BYTES_FIELD_NUMBER: builtins.int
     OFFSET_FIELD_NUMBER: builtins.int
+    DEFLATED_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
     sha256: builtins.str
     """first chunk only"""
@@ -150,17 +151,20 @@ class Chunk(google.protobuf.message.Message):
     """first chunk only"""
     offset: builtins.int
     """of this chunk's data in the artifact"""
+    deflated: builtins.bool
+    """data are compressed by zlib"""
     data: builtins.bytes
-    """at most 2 MiB"""
+    """at most 2 MiB, also before they were compressed"""
     def __init__(
         self,
         *,
         sha256: builtins.str = ...,
         total_bytes: builtins.int = ...,
         offset: builtins.int = ...,
+        deflated: builtins.bool = ...,
         data: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["data", b"data", "offset", b"offset", "sha256", b"sha256", "total_bytes", b"total_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "deflated", b"deflated", "offset", b"offset", "sha256", b"sha256", "total_bytes", b"total_bytes"]) -> None: ...
 
 Global___Chunk: typing_extensions.TypeAlias = Chunk
 

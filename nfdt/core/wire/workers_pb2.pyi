@@ -1624,23 +1624,28 @@ Global___ByteRange: typing_extensions.TypeAlias = ByteRange
 
 @typing.final
 class FetchChunk(google.protobuf.message.Message):
-    """offset: of the data in the artifact, or in the sequence of the ranges; total_bytes: of the artifact."""
+    """offset: of the data in the artifact, or in the sequence of the ranges; total_bytes: of the artifact.
+    deflated: data are compressed by zlib; offset and total_bytes count those that are not.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     OFFSET_FIELD_NUMBER: builtins.int
     TOTAL_BYTES_FIELD_NUMBER: builtins.int
+    DEFLATED_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
     offset: builtins.int
     total_bytes: builtins.int
+    deflated: builtins.bool
     data: builtins.bytes
     def __init__(
         self,
         *,
         offset: builtins.int = ...,
         total_bytes: builtins.int = ...,
+        deflated: builtins.bool = ...,
         data: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["data", b"data", "offset", b"offset", "total_bytes", b"total_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "deflated", b"deflated", "offset", b"offset", "total_bytes", b"total_bytes"]) -> None: ...
 
 Global___FetchChunk: typing_extensions.TypeAlias = FetchChunk

@@ -16,6 +16,8 @@ from nfdt.core.errors import ProtocolError, ServerUnreachable
 from nfdt.core.host.private_files import replacing
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.wire.chunks import CHUNK_BYTES
+from nfdt.core.wire.deflated import inflated
 from nfdt.core.wire.status import translated
 from nfdt.core.work.patience import Patience
 from nfdt.core.work.remote_rows import HEADER_BYTES, PIECE_BYTES, RemoteRows, read_header
@@ -142,9 +144,10 @@ class ArtifactReader:
                 with translated(self._address):
                     for chunk in self._stub.Fetch(request, timeout=FETCH_TIMEOUT_S):
                         patience.success()
-                        left = _without(left, len(chunk.data))
-                        self.fetched_bytes += len(chunk.data)
-                        yield chunk.data
+                        data = _data(chunk)
+                        left = _without(left, len(data))
+                        self.fetched_bytes += len(data)
+                        yield data
                 if left:
                     raise ProtocolError(f"Artifact from {self._address}: expected {left[0][1]} more bytes.")
             except ServerUnreachable as error:
@@ -169,14 +172,18 @@ class ArtifactReader:
         """Yield the data of the chunks, checked to be consecutive and within the size that the first one states."""
         at, total = 0, None
         for chunk in chunks:
-            total = chunk.total_bytes if total is None else total
-            if chunk.offset != at or at + len(chunk.data) > total:
+            total, data = chunk.total_bytes if total is None else total, _data(chunk)
+            if chunk.offset != at or at + len(data) > total:
                 raise ProtocolError(
                     f"Artifact from {self._address}: expected byte {at} of {total}. "
-                    f"Received: {len(chunk.data)} bytes at {chunk.offset}."
+                    f"Received: {len(data)} bytes at {chunk.offset}."
                 )
-            yield chunk.data
-            at += len(chunk.data)
+            yield data
+            at += len(data)
+
+
+def _data(chunk: pb.FetchChunk) -> bytes:
+    return inflated(chunk.data, chunk.deflated, 2 * CHUNK_BYTES)
 
 
 def _parts(ranges: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
