@@ -109,6 +109,7 @@ class SlowLinks(MachinesBench):
                     rate, seconds = throughput(epochs, samples), seconds_to(target, epochs)
                     self._report.add(case, way.name, "samples/s", rate)
                     self._report.add(case, way.name, "of the sum of speeds", rate / training.limit)
+                    self._report.add(case, way.name, "s of the first epoch", epochs[0][0])
                     self._report.add(case, way.name, "accuracy", epochs[-1][1])
                     self._report.add(case, way.name, "s to target", float("inf") if seconds is None else seconds)
         self._compare(case, "s to target", "every-step, adaptive", SHORT, SOONER)
