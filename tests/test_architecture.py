@@ -38,7 +38,7 @@ FLOOR = tuple(CORE)
 PURE = {
     "nfdt.codecs": ("nfdt.core.arrays.loops",),
     "nfdt.consistency": ("nfdt.core.specs",),
-    "nfdt.schedulers": ("nfdt.core.specs", "nfdt.core.work.tasks"),
+    "nfdt.schedulers": ("nfdt.core.specs", "nfdt.core.work.member_rows", "nfdt.core.work.tasks"),
     "nfdt.parity": ("nfdt.core.html_page",),
     "nfdt.update_rules": ("nfdt.core.arrays", "nfdt.core.specs"),
     "nfdt.planning": ("nfdt.codecs", "nfdt.consistency", "nfdt.schedulers", "nfdt.core.specs"),

@@ -21,16 +21,6 @@ def split_rows(start: int, stop: int, size: int, rank: int) -> tuple[int, int]:
     return begin, begin + share + (rank < rest)
 
 
-def split_by_shares(start: int, stop: int, shares: Sequence[int], rank: int) -> tuple[int, int]:
-    """Return the part ``[start, stop)`` of a batch that a rank computes, in proportion to ``shares``.
-
-    With a batch of ``sum(shares)`` rows, every rank gets exactly its share.
-    """
-    rows, whole = stop - start, sum(shares)
-    begin = start + rows * sum(shares[:rank]) // whole
-    return begin, start + rows * sum(shares[: rank + 1]) // whole
-
-
 def cut_rows(ranges: Sequence[tuple[int, int, int]], most: int) -> list[tuple[int, int, int]]:
     """Split ranges of rows into steps of about equal size, each with at most ``most`` rows.
 

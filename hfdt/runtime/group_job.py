@@ -12,12 +12,13 @@ import keras
 import numpy as np
 
 from hfdt.runtime.artifacts import ReadableArtifacts
-from hfdt.runtime.batch_split import split_by_shares, weight_of
+from hfdt.runtime.batch_split import weight_of
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.group_step import GroupExchange, GroupStep
 from hfdt.runtime.job import RingJob
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work import instructions as ins
+from nfdt.core.work.member_rows import member_rows
 from nfdt.core.work.spans import SpanRing
 from nfdt.core.work.statistics import BY_RANK, codec_totals, push_totals, step_totals
 from nfdt.core.work.tasks import Task
@@ -138,7 +139,7 @@ class GroupJob(RingJob):
         return self.step(batch, weight_of(rows, total), pause, samples=total, rate=rate, task=tasks[0])
 
     def _split(self, start: int, stop: int) -> tuple[int, int]:
-        return split_by_shares(start, stop, self._rows, self._communicator.rank)
+        return member_rows(start, stop, self._rows)[self._communicator.rank]
 
     def _fed_part(self, tasks: list[Task]) -> tuple[Any, int]:
         """Return this member's rows of a batch that the client fed: the whole batch is the group's."""

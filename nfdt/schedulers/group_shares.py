@@ -5,16 +5,14 @@ We define all of this; see docs/algorithms/group-sync.md.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from nfdt.core.work.member_rows import row_unit
 from nfdt.schedulers.batch_policies import LocalSizes
 from nfdt.schedulers.grouping import Groups
 from nfdt.schedulers.proportions import equal_time_split, proportional_split
 from nfdt.schedulers.throughput import StepTime
-
-UNITS = 16  # parts of a batch, of which members of groups have whole numbers
 
 
 @dataclass(frozen=True)
@@ -110,16 +108,6 @@ def share_out(
         GroupShare(group, tuple(counts), own, tau, min(1.0, len(groups) / (1 + tau)) * scale * sum(counts))
         for group, counts, own, tau in zip(groups, rows, seconds, staleness, strict=True)
     )
-
-
-def row_unit(local_batch: int, *bounds: int) -> int:
-    """Return the greatest common divisor of the batch and its bounds that is at most a sixteenth of the batch.
-
-    >>> row_unit(128), row_unit(100), row_unit(128, 300), row_unit(13)
-    (8, 5, 4, 1)
-    """
-    common = math.gcd(local_batch, *bounds)
-    return next(unit for unit in range(max(1, local_batch // UNITS), 0, -1) if common % unit == 0)
 
 
 def _rows(

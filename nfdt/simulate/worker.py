@@ -11,16 +11,14 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Unpack
 
-import numpy as np
-
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.safetensors_io import Pieces
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work import instructions as ins
+from nfdt.core.work.member_rows import member_rows
 from nfdt.core.work.tasks import Task
 from nfdt.model.training.job_model import samples_of
 from nfdt.model.training.ring_rate import ring_rate
-from nfdt.schedulers.proportions import proportional_split
 from nfdt.shard.in_process import InProcessClient, Leaving, reply_bytes
 from nfdt.shard.store import ShardStore
 from nfdt.simulate.events import Activity, ActivitySteps, Agenda, Signal
@@ -279,12 +277,11 @@ class SimulatedWorker(LoopDriver):
         machines = self.post.machines
         if len(machines) == 1 or task.data:
             return [(machines[0], task)]
-        counts = proportional_split(task.stop - task.start, [float(rows) for rows in self.post.rows])
-        stops = np.cumsum(counts) + task.start
+        parts = member_rows(task.start, task.stop, self.post.rows)
         return [
-            (machine, replace(task, start=int(stop) - count, stop=int(stop), samples=count))
-            for machine, stop, count in zip(machines, stops, counts, strict=True)
-            if count
+            (machine, replace(task, start=start, stop=stop, samples=stop - start))
+            for machine, (start, stop) in zip(machines, parts, strict=True)
+            if stop > start
         ]
 
     def _seconds(self, parts: Sequence[tuple[Machine, Task]]) -> float:

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nfdt.schedulers.group_shares import row_unit, share_out
+from nfdt.core.work.member_rows import row_unit
+from nfdt.schedulers.group_shares import share_out
 from nfdt.schedulers.grouping import choose
 from nfdt.schedulers.throughput import StepTime
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hfdt.runtime.batch_split import cut_rows, split_by_shares, split_rows, weight_of
+from hfdt.runtime.batch_split import cut_rows, split_rows, weight_of
 
 
 @given(st.integers(0, 10_000), st.integers(0, 2_000), st.integers(1, 64))
@@ -21,24 +21,6 @@ def test_parts_differ_by_one_row_at_most_and_weigh_one_together(rows, size):
     counts = [stop - start for start, stop in parts]
     assert max(counts) - min(counts) <= 1
     assert sum(weight_of(n, rows) for n in counts) == pytest.approx(1.0 if rows else 0.0)
-
-
-SHARES = st.lists(st.integers(1, 200), min_size=1, max_size=8)
-
-
-@given(st.integers(0, 10_000), st.integers(0, 2_000), SHARES)
-def test_every_row_of_a_group_s_batch_has_one_member(start, rows, shares):
-    parts = [split_by_shares(start, start + rows, shares, rank) for rank in range(len(shares))]
-    assert parts[0][0] == start
-    assert parts[-1][1] == start + rows
-    assert all(before[1] == after[0] for before, after in zip(parts, parts[1:], strict=False))
-    assert all(abs(b - a - rows * s / sum(shares)) < 1 for (a, b), s in zip(parts, shares, strict=True))
-
-
-@given(SHARES)
-def test_a_whole_batch_gives_every_member_its_share(shares):
-    parts = [split_by_shares(7, 7 + sum(shares), shares, rank) for rank in range(len(shares))]
-    assert [b - a for a, b in parts] == shares
 
 
 @pytest.mark.parametrize("most", [1, 7, 48, 200])
