@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shlex
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,6 +123,14 @@ class CommandResults:
             NotMeasured: a rate has no result.
         """
         return max(self._rates(row, workers, speeds), key=lambda case: case.score)
+
+    def measured(self, rows: Collection[str], workers: int) -> list[RowResults]:
+        """Return those of the rows that have been trained, the best first."""
+        found = []
+        for row in rows:
+            with contextlib.suppress(NotMeasured):
+                found.append(self.best(row, workers))
+        return sorted(found, key=lambda case: (-case.score, case.row))
 
     def _rates(self, row: str, workers: int | None, speeds: str | None) -> list[RowResults]:
         place = (row, workers or self.plan.workers[0], speeds or self.plan.speeds[0])

@@ -18,11 +18,11 @@ def _above(trained: CommandResults, workers: int, others: Sequence[str]) -> Verd
 
 
 def _little_lost(trained: CommandResults, workers: int) -> Verdict:
-    """Judge by ``ddc-asgd``, and show the other rows of the command."""
-    alone, *cases = (trained.best(row, workers) for row in trained.plan.rows)
-    lost = {case.row: alone.score - case.score for case in cases}
-    figure = "; ".join([alone.scores, *(f"{case.scores} ({-lost[case.row]:+.1f})" for case in cases)])
-    return Verdict(f"accuracy in % {figure}", lost["ddc-asgd"] <= LITTLE)
+    """Judge by ``ddc-asgd``, and show what other rows of the command have been trained."""
+    alone, own = trained.best(SEQUENTIAL), trained.best("ddc-asgd", workers)
+    cases = [own, *trained.measured(set(trained.plan.rows) - {own.row, SEQUENTIAL}, workers)]
+    figure = "; ".join([alone.scores, *(f"{case.scores} ({case.score - alone.score:+.1f})" for case in cases)])
+    return Verdict(f"accuracy in % {figure}", alone.score - own.score <= LITTLE)
 
 
 def _limited_by_workers(trained: CommandResults) -> Verdict:
