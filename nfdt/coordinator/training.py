@@ -248,8 +248,8 @@ class TrainingPhase:
     def absorb(self, member: Member, report: Report, now: float) -> bool:
         """Mark tasks as finished, requeue those that the worker has not begun, record its speed and running logs."""
         name, samples = member.name, report.samples
-        begun = [task for task in self.book.held(name) if task.task == member.ahead and task.task in report.in_flight]
-        computing_s = self._decisions.speeds.step_s(name, begun[0].samples) if begun else None
+        begun = self.book.held(name) if member.ahead in report.in_flight else ()  # it has just begun the last of them
+        computing_s = self._decisions.speeds.step_s(name, begun[-1].samples) if begun else None
         member.free_at, member.ahead = now + (computing_s or 0.0), None
         shared = [n for n in report.finished if self.book.is_shared(name, n)]
         if report.epoch == self._begin.epoch:
