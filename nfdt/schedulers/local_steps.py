@@ -26,7 +26,7 @@ class LocalStepSizes(LocalSizes):
 
     With v_i batches per second, H steps of the fastest worker, and p_i seconds of a push with its reply::
 
-        H_i = max(1, floor(1.02 H v_i / max v))               a number of steps
+        H_i = max(1, floor(H min(1, 1.02 v_i / max v)))       a number of steps
         H_i = ceil(10 p_i v_i), within 1 and 64               auto
 
     Args:
