@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.reports import claims
 from benchmarks.reports.claims import Claim, CommandResults, NotMeasured, Verdict, plan_of_command, table
-from benchmarks.reports.source_claims import CLAIMS, commands, scaling
+from benchmarks.reports.source_claims import CLAIMS, commands, real_scaling, scaling
 from benchmarks.workloads.clusters import machines, speeds_and_link
 from tests.support.study import result, some_results
 
@@ -35,7 +35,6 @@ def test_a_claim_is_judged_by_the_trainings_of_its_command():
 def test_a_claim_whose_trainings_are_not_complete_is_not_judged():
     lacking = [r for r in some_results() if (r.training.row, r.training.rate) != ("asgd", 0.01)]
     assert CLAIM.judged(lacking) == ("", "not measured yet")
-    assert replace(CLAIM, find=None).judged(some_results()) == ("", "not measured")
 
 
 def test_rows_that_have_been_trained_are_shown_beside_the_judged_one():
@@ -56,10 +55,30 @@ def test_a_claim_about_machines_is_judged_by_the_report_of_its_command(tmp_path,
         {"case": "fast", "peer": peer, "unit": "samples/s", "runs": [value] * runs, "value": value}
         for peer, value, runs in (("own", 30.0, 1), ("other", 20.0, 2), ("lost", None, 1))
     ]
-    (tmp_path / "slow.json").write_text(json.dumps({"rows": rows}))
+    report = {"rows": rows, "ratios": {"own/other": 1.5, "own/lost": None}}
+    (tmp_path / "slow.json").write_text(json.dumps(report))
     assert claim.judged([]) == ("1.5 times (1 to 2 runs)", "**confirmed**")
-    (tmp_path / "slow.json").write_text(json.dumps({"rows": [*rows[:1], {**rows[2], "peer": "other"}]}))
+    assert replace(claim, find=lambda found: Verdict("", found.ratio("own/other") > 1)).judged([])[1] == "**confirmed**"
+    assert replace(claim, find=lambda found: found.ratio("own/lost")).judged([]) == ("", "not measured yet")
+    (tmp_path / "slow.json").write_text(json.dumps({**report, "rows": [*rows[:1], {**rows[2], "peer": "other"}]}))
     assert claim.judged([]) == ("", "not measured yet")
+
+
+def test_a_scaling_curve_is_made_from_the_report_of_its_command(tmp_path, monkeypatch):
+    monkeypatch.setattr(claims, "FOLDER", tmp_path)
+    with pytest.raises(NotMeasured, match=r"hetero\.json"):
+        real_scaling()
+    rows = [
+        {"case": f"{workers} x 200 ms", "peer": peer, "unit": "of the limit", "runs": [share], "value": share}
+        for workers, peer, share in ((1, "bsp", 1.0), (1, "asgd", 0.9), (4, "bsp", 0.5), (4, "asgd", 0.75))
+    ]
+    (tmp_path / "hetero.json").write_text(json.dumps({"rows": rows, "ratios": {}}))
+    assert real_scaling().splitlines()[:4] == [
+        "| row | 1 | 4 |",
+        "|---|---|---|",
+        "| `bsp` | 1.00 (1.00) | 2.00 (0.50) |",
+        "| `asgd` | 0.90 (0.90) | 3.00 (0.75) |",
+    ]
 
 
 def test_a_table_has_a_line_for_each_claim_and_each_command_once():

@@ -156,12 +156,31 @@ class ReportFigures:
         self._path = FOLDER / f"{command.split()[0]}.json"
         if not self._path.exists():
             raise NotMeasured(f"{command}: expected its report in {self._path}.")
-        self._rows = json.loads(self._path.read_text(encoding="utf-8"))["rows"]
+        report = json.loads(self._path.read_text(encoding="utf-8"))
+        self._rows, self._ratios = report["rows"], report["ratios"]
 
     @property
     def count(self) -> str:
         """Number of runs of each row, in words."""
         return _counted({len(row["runs"]) for row in self._rows}, "run")
+
+    def cases(self, unit: str) -> list[str]:
+        """Return the cases that were measured in a unit, in their order."""
+        return list(dict.fromkeys(row["case"] for row in self._rows if row["unit"] == unit))
+
+    def peers(self, unit: str) -> list[str]:
+        """Return the peers that were measured in a unit, in their order."""
+        return list(dict.fromkeys(row["peer"] for row in self._rows if row["unit"] == unit))
+
+    def ratio(self, name: str) -> float:
+        """Return a ratio of the report.
+
+        Raises:
+            NotMeasured: the report has no such ratio.
+        """
+        if self._ratios.get(name) is None:
+            raise NotMeasured(f"{self._path.name}: expected a ratio {name!r}.")
+        return float(self._ratios[name])
 
     def value(self, case: str, peer: str, unit: str) -> float:
         """Return the median of a row's runs.
@@ -216,21 +235,18 @@ class Claim:
         text: The claim.
         theirs: The published figure.
         command: Arguments of ``scripts/bench`` that measure it.
-        workload: What is trained, in words; of a claim that was not measured, the reason.
-        find: Judges the trainings of the command, :class:`CommandResults`, or its report, :class:`ReportFigures`;
-            None: it was not measured.
+        workload: What is trained, in words.
+        find: Judges the trainings of the command, :class:`CommandResults`, or its report, :class:`ReportFigures`.
     """
 
     text: str
     theirs: str
     command: str
     workload: str
-    find: Callable[[Any], Verdict] | None = None
+    find: Callable[[Any], Verdict]
 
     def judged(self, results: Iterable[Result]) -> tuple[str, str]:
         """Return our figure, with its number of seeds or runs, and the verdict."""
-        if self.find is None:
-            return "", "not measured"
         try:
             trained = CommandResults(self.command, results) if is_trained(self.command) else ReportFigures(self.command)
             found = self.find(trained)

@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.reports import study_pictures, study_tables
 from benchmarks.reports.accuracy_table import DATA_FILE, measured
 from benchmarks.reports.claims import Claim, NotMeasured, table
-from benchmarks.reports.source_claims import CLAIMS, scaling
+from benchmarks.reports.source_claims import CLAIMS, real_scaling, scaling
 from benchmarks.reports.study import Study, has_optimizer, is_default
 from benchmarks.reports.study_results import FOLDER, ROOT, Setting, read_results
 from benchmarks.workloads.convergence_rows import LOCAL_ROWS
@@ -68,9 +68,9 @@ def _claims(claims: Sequence[Claim], study: Study) -> str:
     return table(claims, study.all_results)
 
 
-def _scaling(study: Study) -> str:
+def _if_measured(made: Callable[[], str]) -> str:
     try:
-        return scaling(study.all_results)
+        return made()
     except NotMeasured:
         return ""
 
@@ -89,7 +89,8 @@ TABLES: dict[str, Callable[[Study], str]] = {
     "momentum": lambda study: study_tables.at_one_machines_rate(study, _other(study, momentum=True)),
     "weight-decay": lambda study: study_tables.at_one_machines_rate(study, _other(study, momentum=False)),
     **{source: functools.partial(_claims, claims) for source, claims in CLAIMS.items()},
-    "scaling": _scaling,
+    "scaling": lambda study: _if_measured(lambda: scaling(study.all_results)),
+    "real-scaling": lambda study: _if_measured(real_scaling),
 }
 
 

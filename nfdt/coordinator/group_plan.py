@@ -13,6 +13,7 @@ from nfdt.schedulers.grouping import Groups, Hysteresis, choose, divide, pays
 from nfdt.schedulers.ring_network import RingLink, RingNetwork
 from nfdt.schedulers.throughput import Speeds, StepTime
 
+SHRINK_S = 5.0  # time for all members of a lost group to come back; then it goes on without the others
 IMPASSABLE = RingLink(latency_s=1e6, s_per_byte=0.0)  # so slow that no group spans machines if it can be avoided
 
 
@@ -98,6 +99,33 @@ class GroupPlan:
         if not moved or self.explicit is not None:
             return None
         return groups if pays(living, groups, seconds, remaining_s, cost_s, self.network) else None
+
+    def growing(
+        self, living: Groups, returned: Sequence[int], remaining_s: float, cost_s: float
+    ) -> dict[tuple[int, ...], tuple[int, ...]]:
+        """Return the groups that members without a group join where that pays, each with its members then.
+
+        While a group is formed again its members do not train. A member joins the group that the job's options give it,
+        else the smallest one.
+
+        Args:
+            living: Current groups without lost members.
+            returned: Members that have a machine and no group.
+            remaining_s: Estimated remaining seconds of training.
+            cost_s: Seconds that forming a group takes.
+        """
+        after = {members: members for members in living}
+        for member in returned:
+            fitting = {old: tuple(sorted((*new, member))) for old, new in after.items()}
+            fitting = {old: new for old, new in fitting.items() if self.allowed((new,)) == (new,)}
+            if fitting:
+                joined = min(fitting, key=lambda old: (not self.asked_for(fitting[old]), len(after[old]), old))
+                after[joined] = fitting[joined]
+        return {
+            old: new
+            for old, new in after.items()
+            if (len(new) - len(old)) * remaining_s > len(new) * cost_s and new != old
+        }
 
     def shares(self, groups: Groups) -> tuple[GroupShare, ...]:
         """Return the share of each group from its next epoch on."""

@@ -5,7 +5,7 @@ Between two epochs they may change to groups, or to other groups, as on the job 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from nfdt.coordinator.group_plan import GroupPlan
 from nfdt.coordinator.online_planner import WORLDS_S
@@ -103,6 +103,36 @@ class PostPlan:
         self._share_out(self._plan, living)
         self.seated()
         return False
+
+    def grown(self, workers: Sequence[SimulatedWorker], away: Collection[int], remaining_s: float) -> dict[str, Post]:
+        """Return posts of the groups that machines without one join between two epochs if that pays, by their worker.
+
+        Args:
+            workers: Live workers.
+            away: Numbers of the machines that have failed and not returned.
+            remaining_s: Remaining seconds of training.
+        """
+        if self._plan is None or not view_of(self.spec).forms_groups:
+            return {}
+        of_members = {worker.post.members: worker.name for worker in workers}
+        placed = {number for members in of_members for number in members}
+        returned = [m.number for m in self._machines if m.number not in placed and m.number not in away]
+        found = self._plan.growing(tuple(sorted(of_members)), returned, remaining_s, WORLDS_S) if returned else {}
+        return {of_members[old]: self._posts((new,))[0] for old, new in found.items()}
+
+    def rest(self, post: Post, away: Collection[int]) -> Post | None:
+        """Return the post of a lost group's machines that are not away; None if all of them are."""
+        members = tuple(number for number in post.members if number not in away)
+        return self._posts((members,))[0] if members else None
+
+    def settle(self, workers: Sequence[SimulatedWorker]) -> None:
+        """Share the work out to the groups of these workers, one of which was formed again."""
+        assert self._plan is not None, "only such jobs come here"
+        self.posts = sorted((worker.post for worker in workers), key=lambda post: post.members)
+        groups = tuple(post.members for post in self.posts)
+        self._plan.settle(groups)
+        self._share_out(self._plan, groups)
+        self.seated()
 
     def turn(self, groups: Groups) -> None:
         """Change flat workers to these groups."""

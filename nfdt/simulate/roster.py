@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from nfdt.coordinator.coordinator import Coordinator
-from nfdt.coordinator.group_plan import groups_event
+from nfdt.coordinator.group_plan import SHRINK_S, groups_event
 from nfdt.coordinator.online_planner import WORLDS_S, plan_event
 from nfdt.coordinator.topology_view import view_of
 from nfdt.core.work import instructions as ins
@@ -23,7 +24,8 @@ Make = Callable[[str, int, Post], SimulatedWorker]
 class WorkerRoster:
     """The live and lost workers of one job.
 
-    The loss of a machine of an allreduce ring ends the job; the loss of one of a group ends the group permanently.
+    The loss of a machine of an allreduce ring ends the job. A group that loses a machine is formed again: with all its
+    machines if they are back in time, else with the others, and with more of them between two epochs, as on a server.
 
     Args:
         agenda: The virtual clock and its events.
@@ -52,28 +54,35 @@ class WorkerRoster:
         self._agenda, self._coordinator, self._plan, self._network = agenda, coordinator, plan, network
         self._make, self._changed, self._emit = make, changed, emit
         self._alive: dict[str, Activity] = {}
-        self._returning = 0
+        self._away: set[int] = set()  # numbers of the machines that have failed and not returned
+        self._returning: set[int] = set()  # those of them that return
+        self._forming = 0  # groups that are formed again
+        for post in plan.posts:
+            for machine in post.machines:
+                if machine.described.fails_at_s is not None:
+                    agenda.at(machine.described.fails_at_s, partial(self._fail, machine))
 
-    def start_all(self, reason: str, since: float | None = None) -> None:
-        """Start a worker for every post; its machines may have failed from virtual second ``since`` on."""
+    def start_all(self, reason: str) -> None:
+        """Start a worker for every post."""
         for post in self._plan.posts:
-            self._start(post, since)
+            self._start(post)
         self._plan.seated()
+        self._announce(reason)
+
+    def _announce(self, reason: str) -> None:
         if shares := self._plan.shares:
             self._emit("groups", groups_event(shares, reason))
         self._changed()
 
-    def _start(self, post: Post, since: float | None = None) -> None:
-        """Start a worker and schedule its machines' failures from virtual second ``since`` on; None: from now on."""
+    def _start(self, post: Post) -> None:
+        """Start a worker; it is lost at once if one of its machines has failed meanwhile."""
         index = len(self.workers)
         name = post.worker = f"worker-{index}"
         worker = self.workers[name] = self._make(name, index, post)
         self._coordinator.joined(name, index)
         self._alive[name] = Activity(self._agenda, worker.run())
-        for machine in post.machines:
-            fails_at_s = machine.described.fails_at_s
-            if fails_at_s is not None and fails_at_s >= (self._agenda.now() if since is None else since):
-                self._agenda.at(fails_at_s, lambda machine=machine: self._fail(machine, name, post))  # type: ignore[misc]
+        if any(machine.number in self._away for machine in post.machines):
+            self._agenda.after(0.0, partial(self._lose_machine, name))
 
     def lose(self, name: str, reason: str) -> None:
         """Remove a lost worker, with its pushes that have not arrived; a second call does nothing."""
@@ -82,7 +91,11 @@ class WorkerRoster:
         self._alive.pop(name).end()
         self.workers[name].client.lose()
         self._coordinator.left(name, reason)
-        if not self._alive and not self._returning:
+        self._look()
+
+    def _look(self) -> None:
+        """Fail the job if nobody is left and nobody comes back; report the change."""
+        if not (self._alive or self._returning or self._forming):
             self._coordinator.fail("All workers have failed.")
         self._changed()
 
@@ -90,9 +103,16 @@ class WorkerRoster:
         """Form other workers after an epoch, by the servers' own planner, if that saves time."""
         coordinator, plan, living = self._coordinator, self._plan, [self.workers[name] for name in self._alive]
         remaining_s = coordinator.epoch_s * (plan.spec.fit.epochs - coordinator.epoch)
-        if coordinator.phase != "hold" or remaining_s <= 0:
+        if coordinator.phase != "hold" or remaining_s <= 0 or self._forming:
             return
-        if plan.review(living, remaining_s):
+        if grown := plan.grown(living, self._away, remaining_s):
+            for name, post in grown.items():
+                coordinator.retire(name)
+                self._end(name)
+                self._form(post)
+            if rest := [self.workers[name] for name in self._alive]:
+                plan.settle(rest)
+        elif plan.review(living, remaining_s):
             self._replace_all("speeds have changed")
             coordinator.expect(len(plan.posts))
         elif view_of(plan.spec).may_form_groups(plan.spec) and len(living) == len(self.workers):
@@ -106,32 +126,65 @@ class WorkerRoster:
 
     def _replace_all(self, reason: str) -> None:
         """Replace all workers; no worker trains while the worlds of the groups start."""
-        since = self._agenda.now()
         self._coordinator.retire_all()
-        for name, activity in self._alive.items():
-            activity.end()
-            self.workers[name].client.lose()  # its replies in flight must not arrive at a worker that has ended
-        self._alive.clear()
-        self._agenda.after(WORLDS_S, lambda: self.start_all(reason, since))
+        for name in list(self._alive):
+            self._end(name)
+        self._agenda.after(WORLDS_S, lambda: self.start_all(reason))
 
-    def _fail(self, machine: Machine, name: str, post: Post) -> None:
-        if name not in self._alive:
-            return
-        topology = self.workers[name].spec.algorithm.topology_facts
+    def _end(self, name: str) -> None:
+        """End a worker that others replace."""
+        self._alive.pop(name).end()
+        self.workers[name].client.lose()  # its replies in flight must not arrive at a worker that has ended
+
+    # ---- machines that fail and return
+
+    def _fail(self, machine: Machine) -> None:
+        self._away.add(machine.number)
+        if machine.described.returns_after_s is not None:
+            self._returning.add(machine.number)
+            self._agenda.after(machine.described.returns_after_s, partial(self._return, machine))
+        for name in list(self._alive):
+            if machine in self.workers[name].post.machines:
+                self._lose_machine(name)
+
+    def _lose_machine(self, name: str) -> None:
+        """Remove a worker one of whose machines has failed; form its group again."""
+        post = self.workers[name].post
+        topology = self._plan.spec.algorithm.topology_facts
         if topology.allreduce:
-            self._coordinator.fail(
-                f"Machine {machine.number} has failed, and with it the ring. Elastic rings are real."
-            )
-        returns_after_s = machine.described.returns_after_s
-        if returns_after_s is not None and topology.flat:
-            self._returning += 1
-            self._agenda.after(returns_after_s, lambda: self._return(post))
+            lost = next(machine.number for machine in post.machines if machine.number in self._away)
+            self._coordinator.fail(f"Machine {lost} has failed, and with it the ring. Elastic rings are real.")
+        elif not topology.flat and name in self._alive:
+            self._forming += 1
+            self._agenda.after(SHRINK_S, partial(self._form_again, post))
         self.lose(name, "its machine failed")
 
-    def _return(self, post: Post) -> None:
-        self._returning -= 1
+    def _form_again(self, post: Post) -> None:
+        """Form a lost group of the machines that are there, or wait for one; give it up if none returns."""
+        self._forming -= 1
+        if rest := self._plan.rest(post, self._away):
+            self._form(rest)
+        elif any(number in self._returning for number in post.members):
+            self._forming += 1
+            self._agenda.after(SHRINK_S, partial(self._form_again, post))
+        self._look()
+
+    def _form(self, post: Post) -> None:
+        self._forming += 1
+        self._agenda.after(WORLDS_S, partial(self._formed, post))
+
+    def _formed(self, post: Post) -> None:
+        self._forming -= 1
         self._start(post)
-        self._changed()
+        self._plan.settle([self.workers[name] for name in self._alive])
+        self._announce("a group was formed again")
+
+    def _return(self, machine: Machine) -> None:
+        self._away.remove(machine.number)
+        self._returning.discard(machine.number)
+        if self._plan.spec.algorithm.topology_facts.flat:
+            self._start(next(post for post in self._plan.posts if machine in post.machines))
+        self._look()
 
 
 class WaitingWorkers:

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from nfdt.coordinator.group_plan import SHRINK_S
 from nfdt.core.errors import JobFailed
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.job_slot import JobSlot
 from nfdt.jobserver.outcome import SlotError
-from nfdt.jobserver.topologies.group_recovery import SHRINK_S
 from nfdt.jobserver.topologies.groups import GroupsTopology
 from tests.support.clocks import ManualClock
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from nfdt.coordinator.group_plan import SHRINK_S
 from nfdt.coordinator.online_planner import WORLDS_S
+from nfdt.core.errors import JobFailed
 from tests.support.simulated_jobs import ROWS, as_text, build, cluster, simulate
 
 SLOWER_AT_S, EPOCHS = 15.0, 24
@@ -63,6 +65,27 @@ def test_a_machine_that_fails_while_worlds_come_up_takes_its_new_group_with_it(c
     assert groups_of(job) == groups_of(changing)
     assert {worker for worker, _ in job.record.answered} == {"worker-0", "worker-1"}
     assert job.record.samples == EPOCHS * ROWS
+
+
+@pytest.mark.parametrize("options", [{}, {"groups": "1"}], ids=["by_speed", "named"])
+def test_a_group_goes_on_without_a_lost_machine_and_takes_it_back_between_two_epochs(options):
+    lost = {"step_ms": 1000, "fails_at_s": 4.5, "returns_after_s": SHRINK_S + WORLDS_S + 1}
+    job = train(cluster({"step_ms": 1000, "count": 2}, lost), **options)
+    assert groups_of(job) == [[(0, 1, 2)], [(0, 1)], [(0, 1, 2)]]
+    times = [at_s for at_s, _ in job.record.groups]
+    assert times[:2] == [0.0, 4.5 + SHRINK_S + WORLDS_S]
+    assert times[2] - WORLDS_S in [pytest.approx(end, abs=0.01) for end in ends_of(job)]
+    assert {data["reason"] for _, data in job.record.groups[1:]} == {"a group was formed again"}
+    assert job.record.samples == EPOCHS * ROWS
+
+
+def test_a_group_whose_machines_are_all_away_waits_for_one():
+    lost = {"step_ms": 1000, "count": 2, "fails_at_s": 4.5, "returns_after_s": 100}
+    job = train(cluster(lost))
+    assert groups_of(job) == [[(0, 1)], [(0, 1)]]
+    assert job.record.groups[1][0] > 104.5
+    with pytest.raises(JobFailed, match="All workers have failed"):
+        train(cluster({"step_ms": 1000, "count": 2, "fails_at_s": 4.5}))
 
 
 def test_auto_turns_to_groups_where_pushes_are_dear():

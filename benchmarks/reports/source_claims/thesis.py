@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from benchmarks.reports.claims import Claim, CommandResults, Verdict
+from benchmarks.reports.claims import Claim, CommandResults, ReportFigures, Verdict
 from benchmarks.workloads.convergence_rows import SEQUENTIAL
 
 DELAYED = ("asgd", "dc-asgd", "dc-asgd-a", "dc-asgd-k")
@@ -44,6 +44,12 @@ def _by_each_delay(trained: CommandResults) -> Verdict:
     return Verdict(figure, own.score > max(plain.score, scaled.score))
 
 
+def _as_fast_as_by_hand(report: ReportFigures) -> Verdict:
+    ratios = {launcher: report.ratio(f"hfdt/handwritten@{launcher}") for launcher in ("mpirun", "horovodrun")}
+    figure = "; ".join(f"{ratio:.2f} times as fast under `{launcher}`" for launcher, ratio in ratios.items())
+    return Verdict(figure, all(ratio >= AS_FAST for ratio in ratios.values()))
+
+
 FASHION = "convergence --workers 8 --speeds equal --rows sequential,ddc-asgd,asgd,dc-asgd,dc-asgd-a,dc-asgd-k"
 SMALL_CNN = (
     "convergence --task cifar10-cnn16 --workers 8 --speeds equal --rates 0.05,0.01"
@@ -56,6 +62,7 @@ LONGER_UNEQUAL = (
     " --rows sequential,ddc-asgd,auto,h-ps,group-sync,local-ddc,sync-scaled"
 )
 LITTLE = 1.5  # points
+AS_FAST = 0.97  # the target of the benchmark
 K_WORKERS = "convergence --workers 2,4,8,16 --speeds equal --rows dc-asgd-k,ddc-asgd --seeds 1"
 DELAYS = "convergence --workers 8 --speeds halves --rows ddc-asgd,asgd,staleness-scaled --seeds 1"
 MLP = "Fashion-MNIST, an MLP, 3 epochs"
@@ -110,5 +117,11 @@ THESIS = (
         for machines, command in (("workers", LONGER), ("unequal workers", LONGER_UNEQUAL))
         for workers in (8, 32)
     ),
-    Claim("HFDT as fast as Horovod by hand", "no figure", "hfdt", "needs an idle machine"),
+    Claim(
+        "HFDT as fast as Horovod by hand",
+        "no figure",
+        "hfdt --json benchmarks/results/hfdt.json",
+        "2 ranks on one machine, the median of three models; the faster of two loops, with XLA and without",
+        _as_fast_as_by_hand,
+    ),
 )

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from nfdt.coordinator.group_plan import name_of
+from nfdt.coordinator.group_plan import SHRINK_S, name_of
 from nfdt.jobserver.job_log import JobLog
 from nfdt.launch.ring import Ring, RingMaker
 
 Members = tuple[int, ...]
 MOST_ATTEMPTS = 3  # consecutive number of rings of a group that end before they train
-SHRINK_S = 5.0  # time for all members to get a slot; then the group goes on without the others
 
 
 @dataclass

@@ -295,24 +295,11 @@ class GroupsTopology(Topology):
         return ready
 
     def _growing(self, living: Groups, remaining_s: float) -> dict[Members, Members]:
-        """Return the groups that members without a group can join, each with its members then, where that pays.
-
-        While a group is formed again its members do not train.
-        """
+        """Return the groups that members without a group can join, each with its members then, where that pays."""
         placed = {member for members in self._rings_of for member in members}
         absent = [member for member in range(self.spec.cluster.workers) if member not in placed]
-        after = {members: members for members in living}
-        for member in self._rings.reachable(absent, elsewhere=True) if absent else ():
-            fitting = {old: tuple(sorted((*new, member))) for old, new in after.items()}
-            fitting = {old: new for old, new in fitting.items() if self._plan.allowed((new,)) == (new,)}
-            if fitting:
-                joined = min(fitting, key=lambda old: (not self._plan.asked_for(fitting[old]), len(after[old]), old))
-                after[joined] = fitting[joined]
-        return {
-            old: new
-            for old, new in after.items()
-            if (len(new) - len(old)) * remaining_s > len(new) * self._cost_s and new != old
-        }
+        returned = self._rings.reachable(absent, elsewhere=True) if absent else ()
+        return self._plan.growing(living, returned, remaining_s, self._cost_s)
 
     def _grow(self, coordinator: Coordinator, groups: Mapping[Members, Members]) -> None:
         """Form groups again with more members; the others begin the next epoch without them."""
