@@ -39,7 +39,7 @@ def test_a_claim_whose_trainings_are_not_complete_is_not_judged():
 
 def test_rows_that_have_been_trained_are_shown_beside_the_judged_one():
     trained = CommandResults(COMMAND, some_results())
-    assert [case.row for case in trained.measured(["asgd", "ddc-asgd", "bsp"], 8)] == ["ddc-asgd", "asgd"]
+    assert [case.row for case in trained.measured(["asgd", "ddc-asgd", "bsp"], 8, "equal")] == ["ddc-asgd", "asgd"]
 
 
 def test_a_claim_about_machines_is_judged_by_the_report_of_its_command(tmp_path, monkeypatch):

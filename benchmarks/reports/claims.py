@@ -124,12 +124,12 @@ class CommandResults:
         """
         return max(self._rates(row, workers, speeds), key=lambda case: case.score)
 
-    def measured(self, rows: Collection[str], workers: int) -> list[RowResults]:
+    def measured(self, rows: Collection[str], workers: int, speeds: str) -> list[RowResults]:
         """Return those of the rows that have been trained, the best first."""
         found = []
         for row in rows:
             with contextlib.suppress(NotMeasured):
-                found.append(self.best(row, workers))
+                found.append(self.best(row, workers, speeds))
         return sorted(found, key=lambda case: (-case.score, case.row))
 
     def _rates(self, row: str, workers: int | None, speeds: str | None) -> list[RowResults]:

@@ -13,7 +13,7 @@ from benchmarks.reports.study_results import Result
 
 SCALING = (
     "convergence --workers 1,2,4,8,16 --speeds equal-200ms@100 --epochs 1"
-    " --rows ddc-asgd,group-sync,allreduce,local-ddc --seeds 1"
+    " --rows ddc-asgd,group-sync,allreduce,local-ddc"
 )
 REAL_SCALING = "hetero --scaling --json benchmarks/results/hetero.json"
 CLAIMS = {"dbs-sgd": DBS_SGD, "thesis": THESIS, "patent": PATENT, "h-ps": H_PS}

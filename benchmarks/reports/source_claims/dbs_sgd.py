@@ -49,11 +49,11 @@ def _staleness_of_nodes(trained: CommandResults) -> Verdict:
 
 MNIST = (
     "convergence --task mnist --workers 4 --speeds halves --momentum 0 --rates 0.1,0.2"
-    " --rows sequential,dbs-sgd,asgd,n-softsync,bsp --seeds 2"
+    " --rows sequential,dbs-sgd,asgd,n-softsync,bsp"
 )
 CIFAR = (
     "convergence --task cifar10-cnn16 --workers 4 --speeds halves --momentum 0 --rates 0.1,0.2"
-    " --rows sequential,dbs-sgd,asgd,n-softsync,bsp --seeds 1"
+    " --rows sequential,dbs-sgd,asgd,n-softsync,bsp"
 )
 MNIST_WORK = f"MNIST, an MLP, 3 epochs, {HALVES}, each row at the better of two rates"
 CIFAR_WORK = f"CIFAR-10 at 16 by 16 pixels, a CNN, 3 epochs, {HALVES}, each row at the better of two rates"
