@@ -184,7 +184,7 @@ class WorkerRoster:
         self._returning.discard(machine.number)
         if self._plan.spec.algorithm.topology_facts.flat:
             self._start(next(post for post in self._plan.posts if machine in post.machines))
-        self._look()
+            self._changed()
 
 
 class WaitingWorkers:

@@ -88,6 +88,20 @@ def test_a_group_whose_machines_are_all_away_waits_for_one():
         train(cluster({"step_ms": 1000, "count": 2, "fails_at_s": 4.5}))
 
 
+def test_a_machine_may_return_while_the_worlds_of_all_groups_come_up():
+    described = {"step_ms": 1000, "fails_at_s": 1.0}
+    drift = [{"at_s": 25.0, "slowdown": 4}]
+
+    def trained(**returns):
+        return train(
+            cluster({"step_ms": 1000, "count": 3}, {"step_ms": 1000, "drift": drift}, described | returns), epochs=40
+        )
+
+    at_s = next(at_s for at_s, data in trained().record.groups if data["reason"] == "speeds have changed")
+    job = trained(returns_after_s=at_s - WORLDS_S / 2 - 1.0)
+    assert job.record.samples == 40 * ROWS
+
+
 def test_auto_turns_to_groups_where_pushes_are_dear():
     job = train(BUSY, "auto")
     (at_s, data), *_ = job.record.groups
