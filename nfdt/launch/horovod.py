@@ -51,7 +51,8 @@ class LaunchedRing:
         name: Name of the ring, in the hello of rank 0's slots.
         shape: Shape of the ring.
         command: Command line of the launcher.
-        directory: Folder for the token and the reports of failed ranks; removed when the ring has ended.
+        directory: Folder for the token, reports of failed ranks and session files of mpirun; removed when the ring has
+            ended.
         process: The launcher.
         job_id: Job that it works for; None: it is free.
     """
@@ -214,7 +215,7 @@ class RingLauncher:
             program += ["--members", ",".join(map(str, shape.members)), "--neighbours", str(shape.neighbours)]
         variables, in_world = shape.variables, shape.launcher == "world"
         try:
-            command = ring_command(shape, program, self._look())
+            command = ring_command(shape, program, self._look(), folder=directory)
             write_private(directory / "token", self._token.encode())
             with open(directory.with_suffix(".log"), "wb", opener=private) as output:
                 process = subprocess.Popen(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from nfdt.core.errors import UsageError
@@ -131,10 +132,17 @@ def choose_launcher(shape: RingShape, here: HostInfo) -> str:
     return "mpirun" if here.mpirun and not shape.elastic.elastic else "horovodrun"
 
 
-def ring_command(shape: RingShape, program: Sequence[str], here: HostInfo) -> list[str]:
+def ring_command(shape: RingShape, program: Sequence[str], here: HostInfo, *, folder: Path | None = None) -> list[str]:
     """Return the command line that runs ``program`` as every rank of a ring.
 
     On one machine all sockets of the launchers are bound to loopback.
+
+    Args:
+        shape: Shape of the ring.
+        program: Command line of a rank.
+        here: Properties of this machine.
+        folder: Folder of this ring alone, for the session files of an mpirun whose ranks are all on this machine;
+            None: where Open MPI puts them.
 
     Raises:
         UsageError: The requested launcher is not installed.
@@ -145,7 +153,7 @@ def ring_command(shape: RingShape, program: Sequence[str], here: HostInfo) -> li
     places = ["-H", shape.hosts] if shape.hosts else ["--hostfile", shape.hostfile] if shape.hostfile else []
     if launcher == "mpirun":
         variables = [part for name, value in shape.variables.items() for part in ("-x", f"{name}={value}")]
-        start = [here.mpirun or "mpirun", "-np", str(shape.size), *places, *_mpirun_options(shape, here)]
+        start = [here.mpirun or "mpirun", "-np", str(shape.size), *places, *_mpirun_options(shape, here, folder)]
         return [*start, *variables, *program]
     # Our own entry of horovodrun: on one machine its key-value store, which has no password, listens on loopback
     # only.
@@ -165,7 +173,7 @@ def _own_names(shape: RingShape) -> str:
     return ",".join(f"{host}:{count}" for host, count in one_name_per_slot(slots).items())
 
 
-def _mpirun_options(shape: RingShape, here: HostInfo) -> list[str]:
+def _mpirun_options(shape: RingShape, here: HostInfo, folder: Path | None) -> list[str]:
     options = ["--bind-to", "none", "--map-by", "slot", "--tag-output"]
     if here.root:
         options.append("--allow-run-as-root")
@@ -179,6 +187,8 @@ def _mpirun_options(shape: RingShape, here: HostInfo) -> list[str]:
         parameters |= {"oob_tcp_if_include": "lo", "btl": "self,vader"}
         # Ranks of one machine copy through shared memory in any container, even without the right to trace.
         parameters["btl_vader_single_copy_mechanism"] = "none"
+        # By default all mpiruns of a user share /tmp/ompi.<host>.<user>, which one that ends removes while one starts.
+        parameters |= {"orte_tmpdir_base": folder} if folder else {}
     else:  # mpirun ends the ranks, and names the machine, when its connection to one is lost
         probes = shape.probes
         parameters |= {"oob_tcp_keepalive_time": probes.every_s, "oob_tcp_keepalive_intvl": probes.every_s}

@@ -139,6 +139,21 @@ def test_rings_that_end_with_the_server_leave_their_logs_only(mpirun, tmp_path):
     assert set((tmp_path / "rings").iterdir()) == logs
 
 
+@pytest.mark.mpi
+def test_session_files_of_mpirun_are_in_a_folder_of_each_ring(tmp_path):
+    """Two starts of one user otherwise share a folder, and one that ends removes it while the other makes its own."""
+    source = """import pathlib, sys
+folder = pathlib.Path(sys.argv[sys.argv.index("--ring") + 1])
+print(folder.name, *(path.name for path in folder.glob("ompi.*")))"""
+    command = [sys.executable, "-c", source]
+    rings = RingLauncher(tmp_path / "rings", "127.0.0.1:1", "secret", keeps=False, command=command)
+    ring = rings.claim("job-1", RING)
+    assert ring.process.wait(60) == 0, ring.failure
+    assert f"{ring.name} ompi." in ring.log.read_text()
+    rings.release("job-1", usable=False)
+    assert list((tmp_path / "rings").iterdir()) == [ring.log]
+
+
 def test_a_world_that_ends_leaves_no_token_and_its_ranks_a_directory_to_wait_for(make):
     rings = make(LIVES, keeps=False)
     ring = rings.claim("job-1", WORLD)
