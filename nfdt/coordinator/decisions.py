@@ -15,7 +15,7 @@ from nfdt.core.work.instructions import TaskTime
 from nfdt.planning.cost_model import PlanChoice
 from nfdt.schedulers.batch_policies import FixedBatch, LocalSizes, find_batch_policy
 from nfdt.schedulers.leases import LeaseBook
-from nfdt.schedulers.local_steps import FIRST_STEPS, LocalStepSizes
+from nfdt.schedulers.local_steps import FIRST_STEPS, LEAST_ROUNDS, LocalStepSizes
 from nfdt.schedulers.task_policies import DynamicTasks, EpochView, TaskPolicy, make_task_policy
 from nfdt.schedulers.tasks import Task
 from nfdt.schedulers.throughput import Speeds, StepTime, lease_size
@@ -69,6 +69,17 @@ def slow_exchange(spec: JobSpec, steps: Mapping[str, tuple[StepTime, float]]) ->
     whole = median(line.seconds(batch) for line, _ in steps.values())
     exchange = min(whole, median(seconds for _, seconds in steps.values()))
     return (exchange, whole) if exchange >= max(LEAST_EXCHANGE_S, LEAST_EXCHANGE_SHARE * whole) else None
+
+
+def few_rounds(spec: JobSpec, sizes: LocalSizes | None) -> tuple[float, int] | None:
+    """Return the pushes of each worker in a whole training and its mean local steps, if they are too few; else None."""
+    if not isinstance(sizes, LocalStepSizes) or spec.cluster.workers == 1:
+        return None
+    per_epoch = spec.train.planned or 0
+    if spec.fit.steps_per_epoch is not None:
+        per_epoch = spec.fit.steps_per_epoch * sizes.reference
+    rounds = sizes.rounds(per_epoch * spec.fit.epochs)
+    return (rounds, sizes.round_steps) if rounds is not None and rounds < LEAST_ROUNDS else None
 
 
 class SpeedTracker:
@@ -329,7 +340,7 @@ class Decisions:
     def __init__(self, spec: JobSpec, policy: ConsistencyPolicy, sizes: LocalSizes | None = None) -> None:
         self.policy, self.speeds = policy, SpeedTracker(spec, sizes)
         self.leases, self.plan = LeaseSizer(spec, policy, self.speeds), PlanFollower(spec, self.speeds)
-        self._spec, self._links_judged = spec, False
+        self._spec, self._links_judged, self._rounds_judged = spec, False, False
 
     def joined(self, worker: str) -> None:
         """Add a worker that is ready."""
@@ -348,6 +359,7 @@ class Decisions:
             if speeds := self.speeds.report(names):
                 yield "speed", {"workers": speeds}
             yield from self._judge_links(names)
+            yield from self._judge_rounds()
         if self.plan.reported(len(members)) and (decision := self.plan.look(members.ready_names())):
             yield "plan", decision
 
@@ -362,6 +374,19 @@ class Decisions:
         text = (
             f"Exchanges take {exchange_s:.2g} of the {step_s:.2g} s of a step. algorithm='local-ddc' exchanges only "
             "after several steps, and codec='adaptive' sends fewer bytes: docs/slow_links.md."
+        )
+        yield "log", {"worker": None, "level": "warning", "text": text}
+
+    def _judge_rounds(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield a warning about too few exchanges, once; see :meth:`changes`."""
+        if self._rounds_judged or (few := few_rounds(self._spec, self.speeds.sizes)) is None:
+            return
+        self._rounds_judged = True
+        rounds, steps = few
+        text = (
+            f"local_steps={steps}: each worker exchanges about {rounds:.2g} times in this training. With fewer than "
+            f"{LEAST_ROUNDS} exchanges the model becomes less accurate than on one machine. Remedy: fewer local steps, "
+            "more epochs or fewer workers (docs/slow_links.md)."
         )
         yield "log", {"worker": None, "level": "warning", "text": text}
 

@@ -391,6 +391,41 @@ def test_a_job_that_mostly_exchanges_is_told_once_what_helps(preset, exchange_s,
     assert parts.slow_links(NAMES, ShardLoad(0.1, 0.2)) is None, "they wait for a shard, not for links"
 
 
+@pytest.mark.parametrize(
+    ("preset", "options", "rounds"),
+    [
+        ("local-ddc", {}, 31),  # 1000 batches an epoch; 16 and 16 steps a round
+        ("local-ddc", {"epochs": 2}, None),
+        ("local-ddc", {"epochs": 2, "steps_per_epoch": 160}, 10),
+        ("local-ddc", {"workers": 1}, None),
+        ("diloco", {}, 31),
+        ("asgd", {}, None),
+    ],
+)
+def test_a_training_of_few_exchanges_is_told_once_what_helps(preset, options, rounds):
+    parts = decisions_of(preset=preset, **options)
+    names, events = NAMES[: options.get("workers", 2)], []
+    present = Membership(len(names), 0.0)
+    for index, name in enumerate(names):
+        present.set_ready(present.join(name, index, 0.0))
+        parts.joined(name)
+    for count in range(3):
+        for name in names:
+            step(parts, name, 1.0)
+            events += list(parts.changes(present, 2.0 * count))
+    texts = [data["text"] for kind, data in events if kind == "log"]
+    assert [f"about {rounds} times" in text for text in texts] == ([] if rounds is None else [True])
+
+
+def test_slow_workers_make_fewer_local_steps_and_more_rounds():
+    parts = decisions_of(preset="local-ddc", epochs=2)
+    for name, step_s in zip(NAMES, (1.0, 4.0), strict=True):
+        parts.joined(name)
+        step(parts, name, step_s * parts.speeds.size_of(name) / BATCH)
+    sizes = parts.speeds.sizes
+    assert sizes.rounds(2000 * BATCH) == 100, "16 and 4 steps a round"
+
+
 def test_short_exchanges_are_no_slow_links():
     steps = {FAST: (StepTime(0.0, 0.01 / BATCH), 0.009)}
     assert slow_exchange(job("ddc-asgd", workers=1, samples=100, batch_size=BATCH), steps) is None
