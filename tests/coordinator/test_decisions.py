@@ -7,9 +7,10 @@ from collections import Counter
 import pytest
 
 from nfdt.consistency import make_policy
-from nfdt.coordinator.decisions import Decisions, batch_sizes, slow_exchange, stream_warning
+from nfdt.coordinator.decisions import Decisions, slow_exchange, stream_warning
 from nfdt.coordinator.membership import Member, Membership
 from nfdt.coordinator.online_planner import ShardLoad
+from nfdt.coordinator.speed_tracker import batch_sizes
 from nfdt.core.work.instructions import TaskTime
 from nfdt.schedulers import task_policies
 from nfdt.schedulers.group_shares import FixedSizes
