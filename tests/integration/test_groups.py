@@ -152,8 +152,8 @@ def test_auto_turns_to_groups_between_two_epochs_and_loses_nothing(run_script, s
     assert got["accuracy"] > 0.8
 
 
-def refused_command(shape, program, host):
-    return ring_command(shape, [*program, "--no-such-option"], host)
+def refused_command(shape, program, host, **options):
+    return ring_command(shape, [*program, "--no-such-option"], host, **options)
 
 
 def refuse_ranks(self, slots, start):
