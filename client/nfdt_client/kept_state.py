@@ -45,7 +45,8 @@ def keep_failure(job: InteractiveJob, state_dir: Path) -> Path | None:
     folder = failures_folder() / job.job_id
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for log in (state_dir.parent / "server.log", *sorted((state_dir / "logs").glob("*.log"))):
+        parts = (log for part in ("logs", "rings") for log in sorted((state_dir / part).glob("*.log")))
+        for log in (state_dir.parent / "server.log", *parts):
             with contextlib.suppress(FileNotFoundError):
                 _copy_end(log, folder / log.name)
         with open(folder / "events.log", "w", opener=private, encoding="utf-8") as events:

@@ -159,11 +159,14 @@ def ring_command(shape: RingShape, program: Sequence[str], here: HostInfo, *, fo
     # only.
     reach = ["--loopback"] if shape.one_host else ["--probes", str(shape.probes)]
     start = [sys.executable, "-P", "-m", "hfdt.horovodrun", *reach]
+    ranks = shape.size
     if shape.elastic.elastic:
         start.append("--watch-parent")
         places = places if shape.hostfile else ["-H", _own_names(shape)]
-        places = [*([] if shape.elastic.host_discovery_script else places), *shape.elastic.elastic_flags()]
-    return [*start, "-np", str(shape.size), "--gloo", *places, *shape.tuning.tuning_flags(), *program]
+        if shape.elastic.host_discovery_script:  # Horovod begins with all hosts of the script, once these are enough
+            places, ranks = [], shape.elastic.min_workers or shape.size
+        places += shape.elastic.elastic_flags()
+    return [*start, "-np", str(ranks), "--gloo", *places, *shape.tuning.tuning_flags(), *program]
 
 
 def _own_names(shape: RingShape) -> str:

@@ -100,7 +100,7 @@ def joined():
     return [line for line in log.lines if "3 are there now" in line][:1]
 
 options = dict(min_workers=1, max_workers=3, host_discovery_script="./discover.sh", commit_steps=5, host_cooldown_s=60)
-with hfdt.session(workers=2, emulate={"step_ms": [15] * 8}, timeline="trace.json", **options):
+with hfdt.session(workers=3, emulate={"step_ms": [15] * 8}, timeline="trace.json", **options):  # begins with 2
     model = dense(keras.optimizers.SGD(0.05))
     history = model.fit(x, y, batch_size=32, epochs=400, verbose=0, callbacks=[Scripted()])
 print(json.dumps(dict(
@@ -121,6 +121,35 @@ print(json.dumps(dict(
     assert [line.split("went: ")[1][:1] for line in got["news"]] == ["3", "2"]
     assert left_behind(str(tmp_path)) == []
     assert json.loads((tmp_path / "trace.json").read_text())
+
+
+def test_too_few_hosts_at_the_start_are_named_and_the_log_of_the_ring_is_kept(run_script, tmp_path):
+    script = tmp_path / "discover.sh"
+    script.write_text("#!/bin/sh\necho localhost:1\n")
+    script.chmod(0o700)
+    got = answer(
+        run_script(
+            MODELS
+            + """
+from pathlib import Path
+from nfdt_client import kept_state
+from nfdt.core.errors import JobFailed
+kept_state.failures_folder = lambda: Path("kept")
+try:
+    with hfdt.session(workers=3, min_workers=2, host_discovery_script="./discover.sh", start_timeout_s=5):
+        dense(keras.optimizers.SGD(0.05)).fit(x, y, batch_size=32, verbose=0)
+    reason = ""
+except JobFailed as error:
+    reason = str(error)
+print(json.dumps(dict(reason=reason, kept=[path.name for path in Path("kept").rglob("ring-*.log")])))
+""",
+            RING_TEST=str(tmp_path),
+        )
+    )
+    assert "did not come up within 5 s" in got["reason"]
+    assert f"{script} must name hosts with 2 slots" in got["reason"]
+    assert len(got["kept"]) == 1
+    assert left_behind(str(tmp_path)) == []
 
 
 SCRIPT = """

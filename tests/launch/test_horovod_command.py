@@ -126,6 +126,9 @@ def test_a_discovery_script_lists_the_hosts_of_ranks_and_is_quoted_for_its_shell
     assert after(argv, "--host-discovery-script") == "'/home/me/my hosts.sh'"
     assert "-H" not in argv
     assert "--loopback" in argv
+    assert after(argv, "-np") == "3"
+    fewer = elastic(min_workers=2, host_discovery_script="/d")
+    assert after(ring_command(fewer, PROGRAM, WITHOUT), "-np") == "2", "the ring begins with as many as there are"
     outside = elastic(host_discovery_script="/d", network_interfaces="eth0,ib0")
     argv = ring_command(outside, PROGRAM, WITHOUT)
     assert "--loopback" not in argv

@@ -264,11 +264,11 @@ class Reader:
                 (self.folder / "ca.pem").symlink_to(self.folder / "certs" / "ca.pem")
 
     def _job_for(self, line: str) -> str:
-        """Return the job that a command is about: the newest one, or one that trains on where it is to be cancelled."""
+        """Return the job that a command is about: the newest one, or one that trains on meanwhile."""
         if not self.job:
             jobs = json.loads(self._run("nfdt jobs list --format json", "nfdt jobs list"))
             self.job = jobs[0]["job_id"] if jobs else self._run("nfdt run --detach script.py", line).strip()
-        if " cancel " in line:
+        if re.search(" (cancel|plan) ", line):
             self.job = self._run("nfdt run --detach script.py --epochs 2000", line).strip()
             self._wait_for_an_epoch()
         return self.job

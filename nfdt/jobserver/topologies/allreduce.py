@@ -67,9 +67,12 @@ class AllreduceTopology(Topology):
         if self.awaited_slots:
             super().give_up(short, late=late)
         elif late and self.ring is not None:
+            cluster = self.spec.cluster
+            script = cluster.host_discovery_script
+            needed = f" {script} must name hosts with {cluster.min_workers or cluster.workers} slots." if script else ""
             raise JobFailed(
                 f"The ranks did not come up within {self.spec.start_timeout_s:g} s; see {self.ring.log}. "
-                f"Expected: {self.ring.origin}."
+                f"Expected: {self.ring.origin}.{needed}"
             )
 
     def connect(self, coordinator: Coordinator) -> ShardClients:
