@@ -52,7 +52,7 @@ NOT_RUN = {
     ],
     "needs a Ray cluster; tests/engines/test_ray.py": ["ray start ...", "nfdt run --on ray ..."],
     "needs root and namespaces; tests/machines": ["scripts/machines ..."],
-    "needs a GPU": ["KERAS_BACKEND=jax scripts/bench gpu ...", "scripts/bench gpu --quick"],
+    "needs a GPU": ["KERAS_BACKEND=jax scripts/bench gpu ...", "scripts/bench gpu ..."],
     "needs two devices for each worker; tests/integration/test_devices.py": ["nfdt run --server HOST:7777 --set ..."],
     "needs other hosts": ["hfdt run -np 4 -H a:2,b:2 ..."],
     "serves until it is interrupted": ["tensorboard ...", "nfdt runs open"],
