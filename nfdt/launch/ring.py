@@ -120,8 +120,7 @@ class RingMaker(ABC):
     """Maker of the rings of one job; the defaults are those of rings that a launcher on the server's machine starts.
 
     Attributes:
-        in_slots: Whether ranks are worker slots of the job. Then flat workers must leave theirs first, and a ring that
-            has lost a rank can be formed again.
+        in_slots: Whether ranks are worker slots of the job; then flat workers must leave theirs first.
         spans_machines: Whether a ring may have ranks on several machines.
     """
 

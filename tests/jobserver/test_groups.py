@@ -13,6 +13,7 @@ from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.job_slot import JobSlot
 from nfdt.jobserver.outcome import SlotError
+from nfdt.jobserver.topologies.group_recovery import MOST_ATTEMPTS
 from nfdt.jobserver.topologies.groups import GroupsTopology
 from tests.support.clocks import ManualClock
 
@@ -337,9 +338,25 @@ class Coordinator:
         self.gone.append(worker)
 
 
+@pytest.mark.parametrize(("steps", "launched"), [(0, 1 + MOST_ATTEMPTS), (7, 1 + 2 * MOST_ATTEMPTS)])
+def test_a_group_that_never_trains_a_step_is_given_up(steps, launched):
+    worlds = Worlds(0.01, 0.01, 0.04, 0.04)
+    slots, coordinator = formed(worlds), Coordinator()
+    for _ in range(2 * MOST_ATTEMPTS):
+        if (leader := slots._leaders.get((2, 3))) and not leader.gone:
+            leader.report["steps"] = steps
+        worlds.failure[2, 3] = "signal 11"
+        slots.replace_lost(coordinator, 0.0)
+        del worlds.failure[2, 3]
+        if (2, 3) not in slots._given_up:
+            slots.replace_lost(coordinator, 0.0)
+    assert worlds.launched.count((2, 3)) == launched
+    assert ((2, 3) in slots._given_up) == (steps == 0)
+    assert (0, 1) in groups_of(slots)
+
+
 def shrunk(worlds: Worlds, **options) -> tuple[GroupsTopology, Coordinator]:
     """Return groups 0,1 and 2,3, of which the second has gone on without member 3."""
-    worlds.in_slots = True
     slots, coordinator = formed(worlds, **options), Coordinator()
     worlds.failure[2, 3] = "a machine is silent"
     worlds.awaited[2, 3] = 2

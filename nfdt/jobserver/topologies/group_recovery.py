@@ -13,12 +13,12 @@ from nfdt.jobserver.job_log import JobLog
 from nfdt.launch.ring import Ring, RingMaker
 
 Members = tuple[int, ...]
-MOST_ATTEMPTS = 3  # consecutive number of rings of a group that end before they train
+MOST_ATTEMPTS = 3  # consecutive number of rings of a group that end before they have trained a step
 
 
 @dataclass
 class GroupRecovery:
-    """Recovery of lost groups. Members keep their machines, where fresh slots replace the processes of the lost ring.
+    """Recovery of lost groups. Members keep their machines, where fresh processes replace those of the lost ring.
 
     Attributes:
         rings: Maker of the job's rings.
@@ -35,10 +35,12 @@ class GroupRecovery:
         """Groups that are forming again."""
         return list(self._since)
 
-    def form_again(self, members: Members, now: float) -> bool:
-        """Return whether a group whose ring has ended should be formed again."""
+    def form_again(self, members: Members, now: float, *, trained: bool) -> bool:
+        """Return whether a group whose ring has ended should be formed again; ``trained``: the ring has made a step."""
         self._since.pop(members, None)
-        if not self.rings.in_slots or self._attempts[members] >= MOST_ATTEMPTS:
+        if trained:
+            self._attempts.pop(members, None)
+        if self._attempts[members] >= MOST_ATTEMPTS:
             return False
         self._attempts[members] += 1
         self._since[members] = now
@@ -66,6 +68,5 @@ class GroupRecovery:
         self.job_log.write("info", f"Group {name_of(members)} is formed again with {joining}: slots are free.")
 
     def done(self, members: Members) -> None:
-        """Record that a group trains again."""
+        """Record that a group is ready to train again."""
         del self._since[members]
-        self._attempts.pop(members, None)

@@ -273,13 +273,14 @@ class GroupsTopology(Topology):
                 self._job_log.write("warning", f"Group {name_of(members)} is gone. {failure}")
 
     def _recover(self, coordinator: Coordinator, now: float) -> list[JobSlot]:
-        """Form lost groups again, if their maker can; return the leaders that are ready to join."""
+        """Form lost groups again; return the leaders that are ready to join."""
         if not self._plan.settled:
             return []
         for members, ring in list(self._rings_of.items()):
             if ring.failure and members not in self._given_up:
-                self._drop_leader(members, coordinator)
-                self._replace(members, ring, members if self._recovery.form_again(members, now) else ())
+                trained = self._drop_leader(members, coordinator)
+                again = self._recovery.form_again(members, now, trained=trained)
+                self._replace(members, ring, members if again else ())
             elif (rest := self._recovery.shrink(members, ring, now)) != members:
                 self._replace(members, ring, rest)
         ready = []
@@ -310,12 +311,17 @@ class GroupsTopology(Topology):
             self._recovery.grow(members, grown, self.parts.server.clock.now())
             self._replace(members, self._rings_of[members], grown)
 
-    def _drop_leader(self, members: Members, coordinator: Coordinator) -> None:
-        """Remove the leader of a ring that has ended, whose own end may be known only later."""
+    def _drop_leader(self, members: Members, coordinator: Coordinator) -> bool:
+        """Remove the leader of a ring that has ended, whose own end may be known only later.
+
+        Returns:
+            Whether it has reported a step of the training.
+        """
         leader = self._leaders.get(members)
         if leader is not None and not leader.gone:
             leader.gone = True
             coordinator.left(leader.name, "its ring has ended")
+        return leader is not None and bool(leader.report.get("steps"))
 
     def _replace(self, members: Members, ring: Ring, following: Members) -> None:
         """Start the ring of ``following`` instead of a group's ring; of none if the group is given up."""
