@@ -56,15 +56,14 @@ def slow_exchange(spec: JobSpec, steps: Mapping[str, tuple[StepTime, float]]) ->
     return (exchange, whole) if exchange >= max(LEAST_EXCHANGE_S, LEAST_EXCHANGE_SHARE * whole) else None
 
 
-def few_rounds(spec: JobSpec, sizes: LocalSizes | None) -> tuple[float, int] | None:
-    """Return the pushes of each worker in a whole training and its mean local steps, if they are too few; else None."""
+def rounds_of(spec: JobSpec, sizes: LocalSizes | None) -> float | None:
+    """Return the pushes of each worker in a whole training with local steps; None for others, or if not known yet."""
     if not isinstance(sizes, LocalStepSizes) or spec.cluster.workers == 1:
         return None
     per_epoch = spec.train.planned or 0
     if spec.fit.steps_per_epoch is not None:
         per_epoch = spec.fit.steps_per_epoch * sizes.reference
-    rounds = sizes.rounds(per_epoch * spec.fit.epochs)
-    return (rounds, sizes.round_steps) if rounds is not None and rounds < LEAST_ROUNDS else None
+    return sizes.rounds(per_epoch * spec.fit.epochs)
 
 
 class LeaseSizer:
@@ -239,12 +238,12 @@ class Decisions:
 
     def changes(self, members: Membership, now: float) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the events that follow from a report of a worker: kind and data of changed speeds and of a new plan."""
+        yield from self._judge_rounds()
         if self.speeds.throttle.is_due(now, len(members)):
             names = members.ready_names()
             if speeds := self.speeds.report(names):
                 yield "speed", {"workers": speeds}
             yield from self._judge_links(names)
-            yield from self._judge_rounds()
         if self.plan.reported(len(members)) and (decision := self.plan.look(members.ready_names())):
             yield "plan", decision
 
@@ -263,15 +262,17 @@ class Decisions:
         yield "log", {"worker": None, "level": "warning", "text": text}
 
     def _judge_rounds(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield a warning about too few exchanges, once; see :meth:`changes`."""
-        if self._rounds_judged or (few := few_rounds(self._spec, self.speeds.sizes)) is None:
+        """Yield a warning about too few exchanges, once all workers are measured and only then; see :meth:`changes`."""
+        sizes = self.speeds.sizes
+        if sizes is None or self._rounds_judged or (rounds := rounds_of(self._spec, sizes)) is None:
             return
         self._rounds_judged = True
-        rounds, steps = few
+        if rounds >= LEAST_ROUNDS:
+            return
         text = (
-            f"local_steps={steps}: each worker exchanges about {rounds:.2g} times in this training. With fewer than "
-            f"{LEAST_ROUNDS} exchanges the model becomes less accurate than on one machine. Remedy: fewer local steps, "
-            "more epochs or fewer workers (docs/slow_links.md)."
+            f"local_steps={sizes.round_steps}: each worker exchanges about {rounds:.2g} times in this training. "
+            f"With fewer than {LEAST_ROUNDS} exchanges the model becomes less accurate than on one machine. "
+            "Remedy: fewer local steps, more epochs or fewer workers (docs/slow_links.md)."
         )
         yield "log", {"worker": None, "level": "warning", "text": text}
 
