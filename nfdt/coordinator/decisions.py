@@ -271,7 +271,7 @@ class Decisions:
             return
         text = (
             f"local_steps={sizes.round_steps}: each worker exchanges about {rounds:.2g} times in this training. "
-            f"With fewer than {LEAST_ROUNDS} exchanges the model becomes less accurate than on one machine. "
+            f"With fewer than {LEAST_ROUNDS} exchanges the model may become less accurate than on one machine. "
             "Remedy: fewer local steps, more epochs or fewer workers (docs/slow_links.md)."
         )
         yield "log", {"worker": None, "level": "warning", "text": text}

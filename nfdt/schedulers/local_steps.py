@@ -18,7 +18,7 @@ ROUNDING = 1e-9  # rounding error by which a division may fall below a whole num
 RECENT = 5  # tasks and pushes whose median counts
 EARLY_S = 1.0  # of computation, after which a worker asks whether the next epoch has begun
 UNKNOWN_SHARE = 0.25  # of an equal share of an epoch, for a task of unknown duration
-LEAST_ROUNDS = 50  # pushes of each worker in a training: with fewer the trainings of docs/convergence.md lose accuracy
+LEAST_ROUNDS = 50  # pushes of each worker in a training: with fewer most trainings of docs/convergence.md lose accuracy
 LEAST_SHARE = 8  # a task at the end of an epoch has at least this part of a worker's steps
 
 
