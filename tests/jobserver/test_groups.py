@@ -34,7 +34,7 @@ class Worlds:
         self.awaited: dict[tuple[int, ...], int] = {}
 
     # launcher
-    in_slots, spans_machines, machines = False, True, ()
+    spans_machines, machines = True, ()
 
     def place(self, groups, *, together):
         return True
