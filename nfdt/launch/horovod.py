@@ -34,6 +34,7 @@ TERMINATE_S = 5.0
 RING_END_S = 8.0  # time for a ring that has lost a rank to end
 NAME = "ring-"
 ENDED = ""  # job of a ring that is about to end
+_OWN_SESSIONS = {"OMPI_MCA_orte_local_tmpdir_base", "OMPI_MCA_orte_remote_tmpdir_base"}  # mpirun takes no other folder
 _NOISE = re.compile(r"^\s*(-{10,}|)\s*$")
 
 
@@ -214,8 +215,9 @@ class RingLauncher:
         if shape.members:
             program += ["--members", ",".join(map(str, shape.members)), "--neighbours", str(shape.neighbours)]
         variables, in_world = shape.variables, shape.launcher == "world"
+        folder = None if _OWN_SESSIONS & os.environ.keys() else directory
         try:
-            command = ring_command(shape, program, self._look(), folder=directory)
+            command = ring_command(shape, program, self._look(), folder=folder)
             write_private(directory / "token", self._token.encode())
             with open(directory.with_suffix(".log"), "wb", opener=private) as output:
                 process = subprocess.Popen(

@@ -140,16 +140,21 @@ def test_rings_that_end_with_the_server_leave_their_logs_only(mpirun, tmp_path):
 
 
 @pytest.mark.mpi
-def test_session_files_of_mpirun_are_in_a_folder_of_each_ring(tmp_path):
+@pytest.mark.parametrize("variable", ["", "orte_tmpdir_base", "orte_local_tmpdir_base"])
+def test_session_files_of_mpirun_are_in_a_folder_of_each_ring_unless_the_user_gives_one(
+    tmp_path, monkeypatch, variable
+):
     """Two starts of one user otherwise share a folder, and one that ends removes it while the other makes its own."""
+    if variable:
+        monkeypatch.setenv(f"OMPI_MCA_{variable}", str(tmp_path))
     source = """import pathlib, sys
 folder = pathlib.Path(sys.argv[sys.argv.index("--ring") + 1])
-print(folder.name, *(path.name for path in folder.glob("ompi.*")))"""
+print(" ".join([folder.name, *(path.name for path in folder.glob("ompi.*"))]))"""
     command = [sys.executable, "-c", source]
     rings = RingLauncher(tmp_path / "rings", "127.0.0.1:1", "secret", keeps=False, command=command)
     ring = rings.claim("job-1", RING)
     assert ring.process.wait(60) == 0, ring.failure
-    assert f"{ring.name} ompi." in ring.log.read_text()
+    assert (f"{ring.name} ompi." in ring.log.read_text()) == (variable != "orte_local_tmpdir_base")
     rings.release("job-1", usable=False)
     assert list((tmp_path / "rings").iterdir()) == [ring.log]
 
